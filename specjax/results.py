@@ -1,4 +1,9 @@
-"""Results of decoding: outputs, their counts, and the counts over all of them."""
+"""Results of decoding: outputs, their counts, and the counts over all of them.
+
+Acceptance by position is conditional here: position i counts where all before it were accepted.
+vLLM's figures count every draft instead. `Acceptance` has both, under vLLM's names where those
+mean the same: https://docs.vllm.ai/en/stable/features/speculative_decoding/acceptance_metrics
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,8 +12,76 @@ from typing import Any
 import numpy as np
 
 
+class Acceptance:
+    """Acceptance of drafted tokens, from counts; the base of `Row` and `Summary`."""
+
+    drafted: int
+    accepted: int
+    accepted_lengths: list[int]
+    tested: list[int]
+
+    @property
+    def acceptance(self) -> list[float | None]:
+        """P(position i is accepted | all before it were), for i = 1 … γ_max; None: never tested.
+
+        These rates compare with α. What follows a rejection, or the end of an output, was never
+        tested and is left out.
+        """
+        rates = acceptance_rates(np.array(self.accepted_lengths), np.array(self.tested))
+        return [None if np.isnan(rate) else rate for rate in rates.tolist()]
+
+    @property
+    def mean_acceptance(self) -> float | None:
+        """Accepted tokens over tested ones: the mean of `acceptance`; None: none was tested."""
+        tested = sum(self.tested)
+        return self.accepted / tested if tested else None
+
+    @property
+    def per_position_acceptance_rate(self) -> list[float]:
+        """P(position i is accepted), over all drafts, as vLLM logs it: not conditional.
+
+        It falls with i even where every token has the same chance, and a draft that ends before i
+        counts as one that is rejected there.
+        """
+        passed = np.cumsum(self.acceptance_histogram[::-1])[::-1][1:]
+        return (passed / max(self.num_spec_steps, 1)).tolist()
+
+    @property
+    def num_spec_steps(self) -> int:
+        """Target calls that verified a draft of one token or more."""
+        return self.tested[0] if self.tested else 0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted tokens per target call that verified a draft.
+
+        τ also counts calls without a draft, and no token behind an EOS.
+        """
+        return 1.0 + self.accepted / max(self.num_spec_steps, 1)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted tokens over drafted ones, those behind a rejection included; 0: no draft."""
+        return self.accepted / max(self.drafted, 1)
+
+    @property
+    def acceptance_histogram(self) -> list[int]:
+        """Target calls that verified a draft and accepted 0, 1, … γ_max of its tokens."""
+        idle = sum(self.accepted_lengths) - self.num_spec_steps
+        return [self.accepted_lengths[0] - idle, *self.accepted_lengths[1:]]
+
+    def acceptance_fields(self) -> dict[str, Any]:
+        """Conditional acceptance by position and its mean, as fields of a row of results."""
+        rates = [None if rate is None else round(rate, 4) for rate in self.acceptance]
+        mean = self.mean_acceptance
+        return {
+            "acceptance_by_position": rates,
+            "mean_acceptance": None if mean is None else round(mean, 4),
+        }
+
+
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Row(Acceptance):
     """One output: draw `sample` of input `index`, with its counts."""
 
     index: int
@@ -44,7 +117,7 @@ class Progress:
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class Summary(Acceptance):
     """Counts over all outputs. Plain decoding drafts nothing, and every token is a bonus."""
 
     outputs: int
@@ -55,8 +128,8 @@ class Summary:
     accepted: int
     corrections: int  # the target's tokens in the place of rejected ones
     bonus: int  # the target's tokens after a fully accepted or empty draft
-    acceptance: list[float | None]
-    """Share of tested tokens that were accepted, by draft position; None where none was tested."""
+    accepted_lengths: list[int]  # rounds by accepted length, 0 … γ_max
+    tested: list[int]  # rounds in which draft position i was reached, 0 … γ_max−1
     exact: bool | None = True
     """Whether the outputs keep the target's distribution. None: the rule does not say."""
 
@@ -127,11 +200,11 @@ class Result:
 
 def summarize(rows: Sequence[Row], exact: bool | None = True) -> Summary:
     """Sum the counts of some outputs of one method; `exact`: see `rules.exactness`."""
-    rates = acceptance_by_position(rows).tolist() if rows else []
+    lengths, tested = _sums(rows)
     emitted = sum(row.emitted for row in rows)
     accepted = sum(row.accepted for row in rows)
     # Each accepted token was tested, and so was each that a correction replaces.
-    corrections = sum(sum(row.tested) for row in rows) - accepted
+    corrections = sum(tested) - accepted
     return Summary(
         outputs=len(rows),
         tokens=emitted,
@@ -141,7 +214,8 @@ def summarize(rows: Sequence[Row], exact: bool | None = True) -> Summary:
         accepted=accepted,
         corrections=corrections,
         bonus=emitted - accepted - corrections,
-        acceptance=[None if np.isnan(rate) else rate for rate in rates],
+        accepted_lengths=lengths,
+        tested=tested,
         exact=exact,
     )
 
@@ -152,8 +226,16 @@ def acceptance_by_position(rows: Sequence[Row]) -> np.ndarray:
     Each rate is conditional on all earlier positions being accepted. So these rates compare with
     α, and accepted/drafted does not.
     """
-    lengths = np.sum([row.accepted_lengths for row in rows], axis=0)
-    return acceptance_rates(lengths, np.sum([row.tested for row in rows], axis=0))
+    lengths, tested = _sums(rows)
+    return acceptance_rates(np.array(lengths), np.array(tested))
+
+
+def _sums(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
+    """Sum `accepted_lengths` and `tested` over rows of one method."""
+    lengths = np.sum([row.accepted_lengths for row in rows] or [[0]], axis=0)
+    return lengths.tolist(), np.sum(
+        [row.tested for row in rows] or [[]], axis=0, dtype=int
+    ).tolist()
 
 
 def acceptance_rates(lengths: np.ndarray, tested: np.ndarray) -> np.ndarray:

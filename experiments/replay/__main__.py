@@ -14,6 +14,15 @@ each of 0 … γ_max drafted tokens), --overhead and --widths. Policies that wei
 get them. With --carry policies have a second line: outputs one after the other, each beginning
 with what was learned in those before (`specjax.generate(..., carry=True)`).
 
+--trace also takes a file of vLLM's responses, with --per-request-spec-decode-metrics=detailed, or
+of `specjax decode --format=vllm`. Of these only drafted and accepted tokens are known, so policies
+that read beliefs are refused, and costs are given by --c:
+
+    python -m experiments.replay --trace=responses.jsonl --c=0.1 --policies=heuristic,average
+
+Positions where no draft was tested are drawn (`specjax/replay/counts.py`); --censored sets their
+chance of acceptance. Run with 0 and with 1 for bounds of every constant γ.
+
 An import path among the policies is code that runs: its module is imported.
 
 Prints a table and writes replay.jsonl and report.md to the workdir, or else the trace's directory.
@@ -31,10 +40,11 @@ from absl import flags
 from rich.console import Console
 
 from experiments.replay.evaluation import evaluate
-from specjax.measure import provenance, report
+from specjax.measure import formats, provenance, report
 from specjax.policies import Costs
 from specjax.policies.loading import parse_with_costs
-from specjax.replay import rollouts
+from specjax.replay import counts, rollouts
+from specjax.replay.rollouts import Rollouts
 from specjax.support import command_line, files, named
 from specjax.support.named import short
 from specjax.tuning import fitting
@@ -43,9 +53,12 @@ from specjax.tuning import fitting
 def main(_) -> None:
     args = flags.FLAGS
     directory = pathlib.Path(args.trace)
-    workdir = command_line.make_workdir(args.workdir or args.trace)
-    row = find_row(directory, args.draft, args.temperature)
-    found = rollouts.load(directory / row["file"])
+    workdir = command_line.make_workdir(args.workdir or str(workdir_of(directory)))
+    if counted := directory.is_file():
+        row, found, remark = of_counts(args, directory)
+    else:
+        row, remark = find_row(directory, args.draft, args.temperature), ""
+        found = rollouts.load(directory / row["file"])
     if args.c is None and args["widths"].present:
         raise ValueError(
             f"--widths={','.join(args.widths)} goes with --c: a trace has the costs of the widths "
@@ -56,7 +69,9 @@ def main(_) -> None:
         known = given(args, found.gamma_max)
     table = known[fitting.POLICIES]
     chosen = {text: parse_with_costs(text, table) for text in named.split(args.policies)}
-    key, draws = jax.random.key(args.seed), 1 if row["temperature"] == 0 else args.draws
+    key, draws = jax.random.key(args.seed), args.draws
+    if row["temperature"] == 0 and not counted:
+        draws = 1
     begin = time.perf_counter()
     lines = evaluate(chosen, found, known, key, draws, carry=args.carry)
     seconds = time.perf_counter() - begin
@@ -66,11 +81,14 @@ def main(_) -> None:
     text = [
         f"# Replay of {title}",
         report.markdown(COLUMNS, lines),
+        *([remark] if remark else []),
         f"{len(lines)} policies in {seconds:.1f} s, compilation included. {LEGEND}",
     ]
     facts = keep(workdir, lines, row, args.seed)
     text += ["\n".join(f"- {name}: {value}" for name, value in facts.items())]
     files.write_text(workdir / "report.md", "\n\n".join(text) + "\n")
+    if remark:
+        console.print(remark, soft_wrap=True)
     console.print(f"{len(lines)} policies in {seconds:.1f} s: {workdir / 'report.md'}")
 
 
@@ -82,6 +100,27 @@ def keep(
     facts |= {"batch": 1, "seed": seed, "trace_commit": row.get("commit")}
     provenance.write(workdir / "replay.jsonl", [{**line, **facts} for line in lines])
     return {**facts, **provenance.environment()}
+
+
+def workdir_of(trace: pathlib.Path) -> pathlib.Path:
+    """The trace's directory."""
+    return trace.parent if trace.is_file() else trace
+
+
+def of_counts(args, file: pathlib.Path) -> tuple[dict[str, Any], Rollouts, str]:
+    """Read vLLM's steps: facts for the rows, rollouts, and a remark on what is not known."""
+    if args.c is None:
+        raise ValueError(f"--trace={file} holds no costs: give --c, a draft step in target steps.")
+    steps = formats.read_vllm(file)
+    found = counts.from_counts(steps, censored=args.censored)
+    share = counts.tested_share(steps)
+    chance = share if args.censored is None else args.censored
+    remark = (
+        f"{share:.3f} of the tested tokens were accepted. At {counts.censored_share(steps):.1%} of "
+        f"all tokens no draft was tested: one is accepted there with chance {chance:.3f}."
+    )
+    facts = {"draft": file.name, "temperature": args.temperature, "dtype": "not recorded"}
+    return {**facts, "outputs": len(steps), "costs": {}}, found, remark
 
 
 def find_row(directory: pathlib.Path, draft: str, temperature: float) -> dict[str, Any]:
@@ -132,10 +171,13 @@ if __name__ == "__main__":
         "policies", "", "By name, with settings if need be, or import path (code that runs)."
     )
     flags.DEFINE_integer("draws", 16, "Draws for each output, at temperatures above 0.")
-    flags.DEFINE_string("trace", None, "Directory that experiments.trace wrote.")
+    flags.DEFINE_string(
+        "trace", None, "Directory of experiments.trace, or a file as vLLM writes it."
+    )
     flags.DEFINE_string("draft", "", "Which draft, by the end of its name; the first if empty.")
     flags.DEFINE_float("temperature", 0.0, "Which of the trace's temperatures.")
     flags.DEFINE_float("c", None, "A draft step, in the place of what the trace was timed with.")
+    flags.DEFINE_float("censored", None, "Of a file: acceptance where no draft was tested, 0 … 1.")
     flags.DEFINE_list("verify", ["1"], "With --c: verify passes, one number or one for each width.")
     flags.DEFINE_list("widths", ["all"], "With --c: of policies' passes; all, none or numbers.")
     flags.DEFINE_float("overhead", 0.0, "With --c: the rest of a round.")

@@ -26,10 +26,18 @@ Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input
 batch_size rows takes the next input when it has ended.
 
 Output: a JSON line for each input and sample, in the input's order: input (of a chat its prompt),
-sample, output, tokens, target_calls, drafted, accepted. The same command, with the same inputs and
+sample, output, tokens, target_calls, drafted, accepted, accepted_lengths (rounds by accepted
+tokens, 0 … gamma), tested (rounds by position in the draft that was reached), and of these
+acceptance_by_position, P(accepted | all before it were), and mean_acceptance. Sums of
+accepted_lengths and tested give both over many outputs. The same command, with the same inputs and
 models, continues a run that was cut off. .OUT.jsonl.run.json beside the output has its settings,
 fingerprints and commits. At the end acceptance by position, counts, τ and tokens a second go to
 standard output, or to standard error if the rows go to standard output.
+
+--format=vllm writes the lines as vLLM's responses, with its metrics of speculative decoding by
+request and step. --format=spec_bench writes what Spec-Bench's scripts read, for one input at a
+time, whose seconds are without compilation: question_id and category come from the input's line of
+FILE.jsonl, where the number of the line and an empty text take the place of what it lacks.
 
 Several processes share the inputs of a file (docs/scale.md): the same command for each, on one
 machine or many, with --processes=N --process=0 … N-1. The last to end writes the output, which is
@@ -44,7 +52,7 @@ import pathlib
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, TextIO
 
 import jax
@@ -56,9 +64,10 @@ from rich.console import Console
 from specjax import checkpoints, decoding, drafters, policies, rules, trees
 from specjax.cli import defaults, inputs
 from specjax.cli import follow as following
+from specjax.cli.lines import Lines
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import provenance, report, timing
+from specjax.measure import formats, provenance, report, timing
 from specjax.models import sharding
 from specjax.models.memory import check_fits
 from specjax.results import acceptance_rates, summarize
@@ -80,6 +89,9 @@ def run_in(group: Group, args, config) -> None:
     """Run this process's part of the command."""
     tuned = read_settings(args, config)
     check(config)
+    if args.format:
+        with config.unlocked():  # a continued run has to have the same
+            config.format = args.format
     if tuned is None and not args.tune and lacks_costs(config):
         raise ValueError(
             f"--config.policy={config.policy} weighs costs, and --tune=false measures none. "
@@ -171,6 +183,7 @@ def decode_texts(
       together: whether all processes decode each row together, while process 0 writes.
     """
     silent = together and group.index > 0
+    lines = Lines(config, args.input, texts)
     if config.mesh:
         check_plan(config, texts, tuned)
     if not silent:
@@ -218,11 +231,11 @@ def decode_texts(
         carry=config.carry,
         eager=args.follow,
         every=following.ROUNDS if args.follow else 0,
-        logs=log is not None,
+        logs=log is not None or (bool(args.format) and with_draft(config) and is_chain(config)),
     )
     if args.follow:
         events = following.follow(events, Console(stderr=True))
-    rows = decoding.in_order(events, config.samples, missing)
+    rows = decoding.in_order(lines.timed(events), config.samples, missing)
     begin, compiling = time.perf_counter(), compilation_cache.Watch()
     counts, lengths, tested = np.zeros(5, int), np.zeros(1, int), np.zeros(1, int)
     bar = command_line.Steps(
@@ -236,15 +249,7 @@ def decode_texts(
     for row in bar:
         counts += 1, row.emitted, row.target_calls, row.drafted, row.levels
         lengths, tested = lengths + row.accepted_lengths, tested + row.tested
-        record = {
-            "input": texts[row.index],
-            "sample": row.sample,
-            "output": row.text,
-            "tokens": row.tokens,
-            "target_calls": row.target_calls,
-            "drafted": row.drafted,
-            "accepted": row.accepted,
-        }
+        record = lines.of(row)
         if log:
             for line in row.lines():
                 log.append(line)
@@ -258,7 +263,7 @@ def decode_texts(
     lacking = output.merge() if output else 0
     beside = sys.stdout if output else sys.stderr  # where no rows are
     if counts[3]:
-        print(by_position(acceptance_rates(lengths, tested)), file=beside)
+        print(by_position(lengths, tested), file=beside)
     share = total if together else len(range(group.index, total, group.count))
     print(took(share - counts[0], seconds, compiled, *counts.tolist()), file=beside)
     if lacking:
@@ -317,6 +322,11 @@ def check_shared(args, config) -> None:
             raise ValueError(f"--config.{field}={config[field]} is for one process: leave it out.")
 
 
+def is_chain(config) -> bool:
+    """Whether drafts are chains, whose rounds can be logged."""
+    return isinstance(trees.parse(config.tree), trees.Chain)
+
+
 def with_draft(config) -> bool:
     """Whether the config's method uses its draft."""
     return config.method == "speculative"
@@ -368,11 +378,17 @@ def measuring(config, texts: list[str]) -> dict[str, Any]:
     }
 
 
-def by_position(rates: Iterable[float]) -> str:
-    """Describe acceptance rates; NaN where no token was tested."""
+def by_position(lengths: np.ndarray, tested: np.ndarray) -> str:
+    """Describe acceptance by position, given that all before were accepted, and its mean.
+
+    Args:
+      lengths, tested: `Row.accepted_lengths` and `Row.tested`, summed over rows.
+    """
+    rates = acceptance_rates(lengths, tested)
     said = ", ".join("–" if np.isnan(rate) else f"{rate:.2f}" for rate in rates)
     none = " (–: none was tested)" if "–" in said else ""
-    return f"Accepted of those tested, by position in the draft: {said}{none}."
+    mean = lengths @ np.arange(len(lengths)) / tested.sum() if tested.any() else np.nan
+    return f"Accepted of those tested, by position in the draft: {said}{none}; mean {mean:.2f}."
 
 
 def took(
@@ -446,13 +462,12 @@ def show(method: Method, found: timing.Comparison, file: TextIO) -> None:
         ("autoregressive", lambda row: row["0"]),
         ("speculative", lambda row: row["1"]),
     ]
-    rates = [np.nan if rate is None else rate for rate in counts[1].acceptance]
     expected = "lost in noise" if found.predicted is None else f"{found.predicted:.2f}"
     phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.phases.items())
     console = Console(file=file, width=None if file.isatty() else 140, highlight=False)
     console.print(report.table(columns, rows, "Both methods"))
     for line in (
-        by_position(rates),
+        by_position(np.array(counts[1].accepted_lengths), np.array(counts[1].tested)),
         f"Speedup {found.speedup:.2f}, with prefill {found.speedup_end_to_end:.2f}; expected of "
         f"c = {costs.c:.3f}{of[0]} and v = {costs.v(gamma):.2f}{of[1]}: {expected}.",
         f"Speculative phases, estimated: {phases}.",
@@ -491,7 +506,7 @@ def check(config) -> None:
         raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
     if config.rounds_file and config.method != "speculative":
         raise ValueError("rounds_file needs --config.method=speculative: it logs its rounds.")
-    if config.rounds_file and not isinstance(trees.parse(config.tree), trees.Chain):
+    if config.rounds_file and not is_chain(config):
         raise ValueError(f"rounds_file is for chains, and tree={config.tree!r} is none.")
     if config.mesh:
         sharding.mesh_of(config.mesh)
@@ -698,6 +713,7 @@ def run() -> None:
     config_flags.DEFINE_config_file("config", None, "What to run with; none: the defaults.")
     flags.DEFINE_string("input", None, inputs.HELP)
     flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")
+    flags.DEFINE_enum("format", "", ("", *formats.FORMATS), "Of the output's lines; empty: ours.")
     flags.DEFINE_bool("overwrite", False, "Replace an output of another run; a regular file.")
     flags.DEFINE_string("settings", "", "A file of `specjax tune`, which says how to draft.")
     flags.DEFINE_bool("tune", True, "Measure the costs that a policy weighs, if it has none.")

@@ -22,6 +22,7 @@ from specjax import sampling as smp
 from specjax.policies import Costs, Observation, Policy, Round
 from specjax.policies.constant import Constant
 from specjax.replay.rollouts import Rollouts, acceptance_point
+from specjax.rounds import idle
 from specjax.sampling import Purpose
 from specjax.support import memory_maps
 
@@ -78,6 +79,54 @@ class Remembered:
         )
 
     belief_logprobs = draft_logprobs
+
+
+class _Read(Exception):
+    """A field was read that is not known where only counts are."""
+
+
+def _not_known(name: str) -> Any:
+    def read(_: Any) -> Any:
+        raise _Read(name)
+
+    return property(read)
+
+
+class _Counted(Round):
+    """A round of which only counts are known."""
+
+    overlap, ratio, confidence = map(_not_known, ("overlap", "ratio", "confidence"))
+
+
+class _Unseen(NamedTuple):
+    """An `Observation` where only counts are known."""
+
+    slot: Int[Array, ""]
+    drafting: Bool[Array, " N"]
+
+    def __getattr__(self, name: str) -> Any:
+        raise _Read(name)
+
+
+def read_beyond_counts(policy: Policy, gamma_max: int) -> str:
+    """Name a field that a policy reads beside counts of tokens; empty if there is none.
+
+    A policy with a `go_on` of its own reads confidences.
+    """
+    if type(policy).go_on is not Policy.go_on:
+        return "confidence"
+
+    def one_round(keys: Key[Array, " N"]) -> Any:
+        state, _ = policy.begin(first_state(policy, keys, gamma_max), gamma_max)
+        seen = _Unseen(jnp.int32(0), jnp.ones(keys.shape, bool))
+        state, _ = policy.keep_drafting(state, cast(Observation, seen))
+        return policy.update(state, _Counted(*idle(gamma_max, len(keys))))
+
+    try:
+        jax.eval_shape(one_round, jax.random.split(jax.random.key(0), 1))
+    except _Read as read:
+        return str(read)
+    return ""
 
 
 def first_rejections(rollouts: Rollouts, keys: Key[Array, " N"]) -> Int[Array, "N T"]:
@@ -252,6 +301,11 @@ def replay(
       ValueError: a policy that reads what was not recorded, or that reads its batch.
     """
     for policy in policies:
+        if rollouts.counts_alone and (what := read_beyond_counts(policy, rollouts.gamma_max)):
+            raise ValueError(
+                f"{type(policy).__name__} reads {what}, and this record holds counts alone: replay "
+                "it on a trace of experiments.trace."
+            )
         if policy.reads_batch:
             raise ValueError(
                 f"{type(policy).__name__} reads its batch, and outputs are replayed as rows of one "

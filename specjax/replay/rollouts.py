@@ -78,6 +78,11 @@ class Rollouts(NamedTuple):
         return self.drafts.shape[2]
 
     @property
+    def counts_alone(self) -> bool:
+        """Whether only acceptance is known, and no belief of the drafter (`counts.py`)."""
+        return self.entropy.shape[2] == 0
+
+    @property
     def acceptance(self) -> Float[Array, "N T"]:
         """Chance that the output's own token is accepted in a round that begins here and drafts.
 

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import itertools
 import json
-import math
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ import sys
 from pathlib import Path
 
 import ml_collections
+import numpy as np
 import pytest
 
 import command_line
@@ -33,7 +33,10 @@ from specjax.tasks.examples import Example
 from tiny_models import slow
 
 BUDGET = 24
-FIELDS = ["input", "sample", "output", "tokens", "target_calls", "drafted", "accepted"]
+FIELDS = [
+    "input", "sample", "output", "tokens", "target_calls", "drafted", "accepted",
+    "accepted_lengths", "tested", "acceptance_by_position", "mean_acceptance",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -102,6 +105,9 @@ def test_decode_writes_what_generate_gives(decode, pair, tmp_path):
             "target_calls": ours.target_calls,
             "drafted": ours.drafted,
             "accepted": ours.accepted,
+            "accepted_lengths": ours.accepted_lengths,
+            "tested": ours.tested,
+            **ours.acceptance_fields(),
         }
     plain = decode("--config.method=autoregressive", "--config.draft=", "--output=-")
     assert plain.stderr.startswith("8 outputs: ")
@@ -112,8 +118,10 @@ def test_decode_writes_what_generate_gives(decode, pair, tmp_path):
 def test_a_position_that_no_round_tested():
     from specjax.cli.decode import by_position
 
-    assert by_position([0.9, math.nan]).endswith("draft: 0.90, – (–: none was tested).")
-    assert by_position([0.9, 0.8]).endswith("draft: 0.90, 0.80.")
+    said = by_position(np.array([1, 9, 0]), np.array([10, 0]))
+    assert said.endswith("draft: 0.90, – (–: none was tested); mean 0.90.")
+    said = by_position(np.array([1, 1, 8]), np.array([10, 9]))
+    assert said.endswith(f"draft: 0.90, 0.89; mean {17 / 19:.2f}.")
 
 
 def test_decode_says_what_it_took(decode, pair, tmp_path, inputs):
@@ -123,8 +131,9 @@ def test_decode_says_what_it_took(decode, pair, tmp_path, inputs):
     tokens, calls = result.emitted.sum(), result.target_calls.sum()
     counts = rf"{tokens} tokens in {calls} target calls, τ = {tokens / calls:.2f}"
     rates = ", ".join(f"{rate:.2f}" for rate in result.summary.acceptance)
+    mean = f"{result.summary.mean_acceptance:.2f}"
     pattern = (
-        rf"Accepted of those tested, by position in the draft: {rates}\.\n"
+        rf"Accepted of those tested, by position in the draft: {rates}; mean {mean}\.\n"
         rf"8 outputs: {counts}; \d+\.\d s, \d+\.\d of them compiling; "
         r"[\d,]+ tokens a second without compilation\.\n"
     )
