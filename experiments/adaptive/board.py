@@ -250,6 +250,7 @@ def one_race(race: Sequence[Row]) -> Section:
         ("of best γ", lambda row: number(row.get("of_best_fastest"))),
         ("end to end", lambda row: number(row["speedup_end_to_end"])),
         ("τ", lambda row: number(row["tau"])),
+        *report.acceptance(race),
         ("target", lambda row: str(row["target_calls"])),
         ("draft", lambda row: str(row["draft_calls"])),
         ("drafted", lambda row: str(row["drafted"])),

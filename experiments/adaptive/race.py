@@ -30,6 +30,7 @@ from specjax.policies.loading import parse_with_costs, takes
 from specjax.pytrees import pytree
 from specjax.replay import replay, rollouts
 from specjax.replay.rollouts import Rollouts
+from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line
 from specjax.support.ranges import whole
@@ -430,15 +431,15 @@ def choose(
 
 def counts(timed: Comparison, name: str) -> dict[str, Any]:
     """Sums over the inputs."""
-    rows = timed.outputs(name)
-    tokens, calls = sum(row.emitted for row in rows), sum(row.target_calls for row in rows)
+    found = summarize(timed.outputs(name))
     return {
-        "tau": tokens / calls,
-        "tokens": tokens,
-        "target_calls": calls,
+        "tau": found.tokens_per_iteration,
+        "tokens": found.tokens,
+        "target_calls": found.iterations,
         "draft_calls": sum(timed.notes[name]),
-        "drafted": sum(row.drafted for row in rows),
-        "accepted": sum(row.accepted for row in rows),
+        "drafted": found.drafted,
+        "accepted": found.accepted,
+        **found.acceptance_fields(),
     }
 
 

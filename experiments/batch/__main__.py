@@ -146,6 +146,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
                 "target_calls": counts.iterations,
                 "drafted": counts.drafted,
                 "accepted": counts.accepted,
+                **counts.acceptance_fields(),
                 "identical": timed.identical(name) if not temperature else None,
                 # In seconds: what the policy got, or of the loop that policies share.
                 "costs": known.get(name, known[fitting.POLICIES]).as_row(),

@@ -303,8 +303,8 @@ def _counts(case: Case, ours: Sequence[Comparison]) -> dict[str, Any]:
         "tau_high": float(high),
         "tau_rows": counts.tokens_per_iteration,
         "gamma_mean": counts.drafted / counts.iterations,
-        # Each token that was tested was accepted, or the first to be rejected.
-        "alpha_seen": counts.accepted / max(1, counts.accepted + counts.corrections),
+        "alpha_seen": counts.mean_acceptance or 0.0,
+        **counts.acceptance_fields(),
     }
 
 

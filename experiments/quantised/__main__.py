@@ -122,6 +122,7 @@ def measure(on: Study) -> list[dict[str, Any]]:
             batch_size=config.batch_size,
             max_source_len=limit,
         )
+        counts = summarize(found.outputs(name))
         rows.append(
             {
                 "pair": name,
@@ -137,7 +138,8 @@ def measure(on: Study) -> list[dict[str, Any]]:
                 "alpha_low": alpha.low,
                 "alpha_high": alpha.high,
                 "alpha_inputs": config.alpha_inputs,
-                "tau": summarize(found.outputs(name)).tokens_per_iteration,
+                "tau": counts.tokens_per_iteration,
+                **counts.acceptance_fields(),
                 **slower("plain", found, plain),
                 **slower("speculative", found, name),
                 "identical": same_tokens(found, name, plain),
@@ -254,6 +256,7 @@ def section(rows: Sequence[Mapping[str, Any]]) -> Section:
         ("like floats", lambda row: f"{row['like_floats']:.1%}"),
         ("α", lambda row: number(row["alpha"], 3)),
         ("τ", lambda row: number(row["tau"])),
+        *report.acceptance(rows),
         ("plain", lambda row: number(row["plain_ratio"])),
         ("speculative", lambda row: number(row["speculative_ratio"])),
         ("identical", lambda row: "yes" if row["identical"] else "NO"),

@@ -92,9 +92,7 @@ def outcome(found: Comparison) -> dict[str, Any]:
         "tau": counts.tokens_per_iteration,
         "drafted": counts.drafted,
         "accepted": counts.accepted,
-        "acceptance_by_position": [
-            None if rate is None else round(rate, 4) for rate in counts.acceptance
-        ],
+        **counts.acceptance_fields(),
         "c": costs.c,
         "v": costs.v(gamma),
         "round_overhead": costs.overhead(gamma),
@@ -276,6 +274,7 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         ("γ", lambda row: str(row["gamma"])),
         ("α", lambda row: number(row["alpha"], 3)),
         ("τ", lambda row: number(row["tau"])),
+        *report.acceptance(rows),
         ("c", lambda row: number(row["c"], 3)),
         ("v(γ)", lambda row: number(row["v"])),
         ("o", lambda row: number(row["overhead"])),

@@ -5,7 +5,7 @@ import html
 import math
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,23 @@ def markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
         *("| " + " | ".join(cell(row) for _, cell in columns) + " |" for row in rows),
     ]
     return "\n".join(lines)
+
+
+def acceptance(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """The column of conditional acceptance: its mean, and by position; none where no row has it.
+
+    Args:
+      rows: with the fields of `results.Acceptance.acceptance_fields`.
+    """
+
+    def cell(row: dict[str, Any]) -> str:
+        if row.get("mean_acceptance") is None:
+            return "–"
+        rates = ("–" if rate is None else f"{rate:.2f}" for rate in row["acceptance_by_position"])
+        return f"{row['mean_acceptance']:.2f}: {' '.join(rates)}"
+
+    known = any(row.get("mean_acceptance") is not None for row in rows)
+    return [("accepted: mean, by position", cell)] if known else []
 
 
 def spans(

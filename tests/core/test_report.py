@@ -349,3 +349,16 @@ def test_a_trace_says_what_was_run():
     assert said.get_figheight() > silent.get_figheight()
     assert f"<h2>{SETTING}</h2>" in report.html_trace(lines, "x", SETTING)
     assert "&lt;b&gt;" in report.html_trace(lines, "x", "<b>")
+
+
+def test_the_column_of_acceptance():
+    """Rows that lack it have a dash, and a table of such rows no column."""
+    rows = [
+        {"acceptance_by_position": [0.9, 0.5, None], "mean_acceptance": 0.75},
+        {"acceptance_by_position": [], "mean_acceptance": None},
+        {},
+    ]
+    ((heading, cell),) = report.acceptance(rows)
+    assert heading == "accepted: mean, by position"
+    assert [cell(row) for row in rows] == ["0.75: 0.90 0.50 –", "–", "–"]
+    assert report.acceptance(rows[1:]) == []
