@@ -1,6 +1,6 @@
 """Loading and converting take hardly more memory than the parameters, in every format.
 
-`pytest -m slow tests/io/test_checkpoint_memory.py -s` prints the table of docs/checkpoints.md.
+`pytest -m slow tests/io/test_checkpoint_memory.py -s` prints a table by format.
 """
 
 import dataclasses
