@@ -15,7 +15,7 @@ get them. With --carry policies have a second line: outputs one after the other,
 with what was learned in those before (`specjax.generate(..., carry=True)`).
 
 --trace also takes a file of vLLM's responses, with --per-request-spec-decode-metrics=detailed, or
-of `specjax decode --format=vllm`. Of these only drafted and accepted tokens are known, so policies
+of --format=vllm of `specjax decode`. Of these only drafted and accepted tokens are known, so policies
 that read beliefs are refused, and costs are given by --c:
 
     python -m experiments.replay --trace=responses.jsonl --c=0.1 --policies=heuristic,average

@@ -83,7 +83,8 @@ class Lines:
 
 def _questions(source: str, count: int) -> list[dict[str, Any]]:
     """Read the question_id and category of each input: without them its number, and empty."""
-    name, given = f"--input={source}", [("", {})] * count
+    name = f"--input={source}"
+    given: list[tuple[str, dict[str, Any]]] = [("", {})] * count
     if source.endswith(".jsonl"):
         given = list(files.json_objects(pathlib.Path(source).read_bytes(), name, inputs.WAY_OUT))
     found = []

@@ -144,8 +144,9 @@ def _steps(line: Mapping[str, Any], place: str) -> Steps:
     fields = line if "per_step_accepted" in line else inner
     if not isinstance(fields, Mapping) or fields.get("per_step_accepted") is None:
         raise ValueError(f"{place}: no per_step_accepted. {WAY_OUT}")
-    accepted, drafted = fields["per_step_accepted"], fields.get("per_step_drafted")
-    longest = fields.get("num_spec_tokens")
+    accepted: Any = fields["per_step_accepted"]
+    drafted: Any = fields.get("per_step_drafted")
+    longest: Any = fields.get("num_spec_tokens")
     for name, value in (("per_step_accepted", accepted), ("per_step_drafted", drafted)):
         if not isinstance(value, list) or any(map(_is_no_count, value)):
             raise ValueError(

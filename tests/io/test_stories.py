@@ -129,8 +129,8 @@ def test_a_head_of_its_own_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_published_story(tmp_path):
-    """Of the real files, which SPECJAX_STORIES names the directory of: stories260K.bin and
-    tok512.bin. 200 tokens are the same plain, with lookup and with a draft of two layers."""
+    """It comes out of the real files. 200 tokens are the same plain, with lookup and with a draft
+    of two layers."""
     if not (found := os.environ.get("SPECJAX_STORIES")):
         pytest.skip("SPECJAX_STORIES names no directory with stories260K.bin and tok512.bin")
     files = Path(found)
