@@ -14,9 +14,9 @@ each of 0 … γ_max drafted tokens), --overhead and --widths. Policies that wei
 get them. With --carry policies have a second line: outputs one after the other, each beginning
 with what was learned in those before (`specjax.generate(..., carry=True)`).
 
---trace also takes a file of vLLM's responses, with --per-request-spec-decode-metrics=detailed, or
-of --format=vllm of `specjax decode`. Of these only drafted and accepted tokens are known, so policies
-that read beliefs are refused, and costs are given by --c:
+--trace also takes a file of responses: of vLLM with --per-request-spec-decode-metrics=detailed, or
+of `specjax decode` with --format=vllm. It holds counts alone: policies that read beliefs are
+refused, and costs are given by --c:
 
     python -m experiments.replay --trace=responses.jsonl --c=0.1 --policies=heuristic,average
 

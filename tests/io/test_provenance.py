@@ -109,7 +109,7 @@ WRITERS = {
 # Their rows are looked at where the whole command is run.
 ELSEWHERE = {"batch", "chat", "distil", "plan", "serve", "switch", "when"}
 # Outputs for a user, the log of a training run, inputs: no measurements.
-OTHERS = {"decode", "doctor", "inputs", "outputs", "train", "tune"}
+OTHERS = {"decode", "doctor", "inputs", "lines", "outputs", "train", "tune"}
 
 
 def rows_of(directory):
