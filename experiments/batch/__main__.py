@@ -199,6 +199,7 @@ def section(rows: Sequence[Row]) -> Section:
         ("best γ", lambda race: race[PLAIN]["best_static"].removeprefix("γ=")),
         *((f"{name} / best γ", beside(name)) for name in ours),
         *((f"{name}, drafted", drafted(name)) for name in ours),
+        *((f"{name}, accepted", accepted(name)) for name in ours if report.acceptance(rows)),
         ("identical", identical),
     ]
     first = rows[0]
@@ -210,9 +211,15 @@ def section(rows: Sequence[Row]) -> Section:
         "Tokens per second of the loops alone, relative to plain decoding at the same number of "
         "rows: medians of ratios within a repeat, methods in turns. best γ: of the static ones, "
         "each in a loop of its own, on repeats that nothing else is taken from. / best γ: ratio "
-        "to it, with quartiles. drafted: tokens a row and round.",
+        "to it, with quartiles. drafted: tokens a row and round. accepted: of "
+        "tested tokens, the mean and by position.",
         measured=rows,
     )
+
+
+def accepted(name: str):
+    """A column with the conditional acceptance of a policy's drafts: its mean, and by position."""
+    return lambda race: report.acceptance_cell(race[name])
 
 
 def drafted(name: str):

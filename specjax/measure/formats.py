@@ -90,8 +90,7 @@ def vllm(row: Row) -> dict[str, Any]:
         "num_draft_tokens": row.drafted,
         "num_spec_tokens": len(row.tested),
     }
-    if row.rounds:
-        steps = [line for line in row.rounds if line["drafted"]]
+    if steps := [line for line in row.rounds if line["drafted"]]:
         found["per_step_accepted"] = [line["accepted"] for line in steps]
         found["per_step_drafted"] = [line["drafted"] for line in steps]
     return found
@@ -141,11 +140,12 @@ def _steps(line: Mapping[str, Any], place: str) -> Steps:
     """The steps of one line; ValueError that names its place."""
     metrics = line.get("metrics")
     inner = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
-    fields = line if "per_step_accepted" in line else inner
-    if not isinstance(fields, Mapping) or fields.get("per_step_accepted") is None:
+    fields = inner if isinstance(inner, Mapping) else line
+    idle = fields.get("num_spec_steps") == 0  # vLLM leaves the arrays out then
+    accepted: Any = fields.get("per_step_accepted", [] if idle else None)
+    drafted: Any = fields.get("per_step_drafted", [] if idle else None)
+    if accepted is None:
         raise ValueError(f"{place}: no per_step_accepted. {WAY_OUT}")
-    accepted: Any = fields["per_step_accepted"]
-    drafted: Any = fields.get("per_step_drafted")
     longest: Any = fields.get("num_spec_tokens")
     for name, value in (("per_step_accepted", accepted), ("per_step_drafted", drafted)):
         if not isinstance(value, list) or any(map(_is_no_count, value)):

@@ -68,15 +68,16 @@ def acceptance(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     Args:
       rows: with the fields of `results.Acceptance.acceptance_fields`.
     """
-
-    def cell(row: dict[str, Any]) -> str:
-        if row.get("mean_acceptance") is None:
-            return "–"
-        rates = ("–" if rate is None else f"{rate:.2f}" for rate in row["acceptance_by_position"])
-        return f"{row['mean_acceptance']:.2f}: {' '.join(rates)}"
-
     known = any(row.get("mean_acceptance") is not None for row in rows)
-    return [("accepted: mean, by position", cell)] if known else []
+    return [("accepted: mean, by position", acceptance_cell)] if known else []
+
+
+def acceptance_cell(row: Mapping[str, Any]) -> str:
+    """Show the mean of conditional acceptance, and by position; a dash if the row lacks it."""
+    if row.get("mean_acceptance") is None:
+        return "–"
+    rates = ("–" if rate is None else f"{rate:.2f}" for rate in row["acceptance_by_position"])
+    return f"{row['mean_acceptance']:.2f}: {' '.join(rates)}"
 
 
 def spans(

@@ -338,11 +338,13 @@ def test_decode_writes_vllms_responses(decode, decoded, tmp_path):
         for line in output.read_text().splitlines()
     ]
     assert metrics == [formats.vllm(row) for row in decoded.rows]
+    assert "per_step_accepted" in metrics[0]
     assert [one.longest for one in formats.read_vllm(output)] == [3] * 8
     plain = "--format=vllm", "--config.method=autoregressive", "--config.draft=", "--overwrite"
     assert decode(*plain).status == 0
     line = json.loads(output.read_text().splitlines()[0])
     assert line["metrics"]["speculative_decoding"]["acceptance_histogram"] == [0]
+    assert formats.read_vllm(output) == [Steps([], [], 0)] * 8
 
 
 def test_refused_formats(decode, tmp_path):
