@@ -1,6 +1,7 @@
 # The public names, and where they come from: `lazy_loader` imports them by this list.
 
 from . import (
+    audit as audit,
     checkpoints as checkpoints,
     decoding as decoding,
     drafters as drafters,

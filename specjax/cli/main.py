@@ -11,7 +11,7 @@ import sys
 
 from specjax.support.command_line import fail, say
 
-COMMANDS = ("decode", "select", "tune", "doctor", "convert")  # modules beside this one
+COMMANDS = ("decode", "select", "tune", "doctor", "audit", "convert")  # modules beside this one
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,0 +1,319 @@
+"""Audits of a sampler: does its output have the target's distribution, and how far is it off?"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from specjax.audit.kinds import KINDS, Fault, Function, Kind, Problem, Rows
+from specjax.audit.randomness import Refused, outcomes
+
+Rng = Literal["branching", "generator", "key"]
+TOLERANCES = {"float64": 1e-9, "float32": 1e-5}
+DRAWS = {"generator": 20_000, "key": 200_000}  # of one problem, by default
+DRAWN_PROBLEMS = 2  # of each line of the report, where samples are drawn
+ERROR = 1e-3  # the probability that a bound on drawn samples is wrong, for the whole audit
+MAX_ROWS = 8  # of a shown table
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What came out for one problem.
+
+    Attributes:
+      total_variation: half the sum of absolute differences from the target's probabilities.
+      margin: how far the true total variation may be off; 0 where all outcomes were enumerated.
+      law: the distribution of the output, an axis for each token.
+      fault: what the function did instead of an output; "" if nothing.
+    """
+
+    problem: Problem
+    total_variation: float = math.nan
+    margin: float = 0.0
+    law: np.ndarray | None = None
+    fault: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """The result of `audit`; `str` of it is the report.
+
+    Attributes:
+      name: the function's name.
+      kind: a key of `KINDS`, or "rule".
+      tolerance: the largest total variation that counts as exact.
+      draws: samples drawn for each problem; 0 if every outcome was enumerated.
+      findings: one for each problem.
+    """
+
+    name: str
+    kind: str
+    tolerance: float
+    draws: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def fault(self) -> str:
+        """The first exception or invalid output; "" if there is none."""
+        return next((finding.fault for finding in self.findings if finding.fault), "")
+
+    @property
+    def total_variation(self) -> float:
+        """The largest total variation; NaN if no problem had an output."""
+        found = [f.total_variation for f in self.findings if not f.fault]
+        return max(found, default=math.nan)
+
+    @property
+    def at_least(self) -> float:
+        """The largest total variation that is certain: with draws, at 99.9%."""
+        return max((f.total_variation - f.margin for f in self.findings if not f.fault), default=0)
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing was found: no fault, and no total variation above the tolerance."""
+        return not self.fault and self.at_least <= self.tolerance
+
+    @property
+    def verdict(self) -> str:
+        """A sentence: exact, consistent with exact, biased, or invalid."""
+        if self.fault:
+            return f"invalid: {self.fault}"
+        if self.draws and self.exact:
+            most = max(f.total_variation + f.margin for f in self.findings)
+            return f"consistent with exact with {self.draws:,} draws of each table: TV at most {most:.2g} (99.9%)"
+        if self.exact:
+            return f"exact: TV {self.total_variation:.1g}"
+        at_least = f" at least {self.at_least:.3f} (99.9%)" if self.draws else ""
+        return f"biased: TV{at_least or f' {self.total_variation:.3f}'}"
+
+    @property
+    def worst(self) -> Finding | None:
+        """The problem to check by hand: the smallest that is biased by a third of the largest."""
+        biased = [
+            finding
+            for finding in self.findings
+            if not finding.fault
+            and finding.total_variation - finding.margin > max(self.tolerance, self.at_least / 3)
+        ]
+        return min(biased, key=lambda f: f.problem.expected.size, default=None)
+
+    def __repr__(self) -> str:
+        return f"Audit({self.name}, {self.kind}: {self.verdict})"
+
+    def __str__(self) -> str:
+        count = Counter(finding.problem.kind for finding in self.findings)
+        width = max(map(len, count))
+        lines = [f"{self.name} ({self.kind})", "", f"  {'tables':<{width}}  count  largest TV"]
+        for kind, number in count.items():
+            found = [finding for finding in self.findings if finding.problem.kind == kind]
+            fault = next((finding.fault for finding in found if finding.fault), "")
+            figure = f"{max(finding.total_variation for finding in found):10.2g}"
+            lines.append(
+                f"  {kind:<{width}}  {number:5}  {f'invalid: {fault}' if fault else figure}"
+            )
+        if self.worst is not None:
+            lines += ["", *by_hand(self.worst)]
+        return "\n".join([*lines, "", self.verdict])
+
+
+def audit(
+    function: Function,
+    kind: str = "verify",
+    *,
+    rng: Rng = "branching",
+    draws: int | None = None,
+    dtype: str = "float64",
+    seed: int = 0,
+) -> Audit:
+    """Compare the output of a sampler with the target's distribution, on small tables.
+
+    Args:
+      function: a sampler in the signature of its kind (`KINDS`), or an acceptance rule with `stop`
+        and `next_probs`.
+      kind: a key of `KINDS`; not read for a rule.
+      rng: what the function draws from. "branching": an object like numpy's `Generator`, whose
+        every outcome is taken. "generator": numpy's own; samples are drawn. "key": a key of jax;
+        samples are drawn in one vmap, and kind must be verify (the function returns γ+1 tokens and
+        the number of those that count) or sampler.
+      draws: samples for each table; None: 20,000, or 200,000 with keys.
+      dtype: "float64" or "float32": of the probabilities that the function gets. Below a total
+        variation of 1e-9 or 1e-5 the function counts as exact.
+      seed: picks the random tables.
+
+    Raises:
+      ValueError: no such kind, another signature, or a function that cannot be enumerated.
+    """
+    if dtype not in TOLERANCES:
+        raise ValueError(f"dtype={dtype!r} must be one of {', '.join(TOLERANCES)}.")
+    if rng not in ("branching", *DRAWS):
+        raise ValueError(f"rng={rng!r} must be one of branching, {', '.join(DRAWS)}.")
+    if draws is not None and (rng == "branching" or draws < 1):
+        raise ValueError(f"draws={draws} must be positive, and goes with rng='generator' or 'key'.")
+    name = getattr(function, "__name__", repr(function))
+    count = DRAWS.get(rng, 0) if draws is None else draws
+    if hasattr(function, "stop") and hasattr(function, "next_probs"):
+        from specjax.audit import of_rules  # it imports jax
+
+        found = of_rules.findings(function, KINDS["verify"].problems(seed))
+        return Audit(name, "rule", of_rules.tolerance(), 0, tuple(found))
+    if kind not in KINDS:
+        raise ValueError(f"There is no kind {kind!r}: it is one of {', '.join(KINDS)}.")
+    KINDS[kind].check_signature(function)
+    problems = KINDS[kind].problems(seed)
+    if count:
+        problems = few(problems)
+    try:
+        if rng == "key":
+            from specjax.audit import by_key  # it imports jax
+
+            found = by_key.findings(function, kind, problems, count, dtype, seed)
+        elif rng == "generator":
+            found = drawn(function, KINDS[kind], problems, count, dtype, seed)
+        else:
+            found = (enumerated(function, KINDS[kind], problem, dtype) for problem in problems)
+        return Audit(name, kind, TOLERANCES[dtype], count, tuple(found))
+    except Refused as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def few(problems: list[Problem]) -> list[Problem]:
+    """The first problems of every line of the report."""
+    seen: Counter[str] = Counter()
+    chosen = []
+    for problem in problems:
+        seen[problem.kind] += 1
+        chosen += [problem] if seen[problem.kind] <= DRAWN_PROBLEMS else []
+    return chosen
+
+
+def enumerated(function: Function, kind: Kind, problem: Problem, dtype: str) -> Finding:
+    """Take every outcome of drafts and function."""
+
+    def run(random) -> Rows:
+        return kind.run(function, problem, random, dtype, random.branch)
+
+    try:
+        weights: dict[Rows, float] = {}
+        for weight, rows in outcomes(run):
+            weights[rows] = weights.get(rows, 0.0) + weight
+    except Fault as fault:
+        return Finding(problem, fault=f"{fault} ({words(problem)})")
+    law = sum(weight * problem.law(rows) for rows, weight in weights.items())
+    return Finding(problem, apart(law, problem), law=law)
+
+
+def drawn(
+    function: Function, kind: Kind, problems: list[Problem], count: int, dtype: str, seed: int
+) -> Iterator[Finding]:
+    """Draw samples of every problem with numpy's generator."""
+    generator = np.random.default_rng(seed)
+
+    def branch(chances) -> int:
+        return int(np.searchsorted(np.cumsum(chances), generator.random() * np.sum(chances)))
+
+    for problem in problems:
+        counts: Counter[tuple[int, ...]] = Counter()
+        try:
+            for _ in range(count):
+                rows = kind.run(function, problem, generator, dtype, branch)
+                counts[sampled(problem, rows, branch)] += 1
+        except Fault as fault:
+            yield Finding(problem, fault=f"{fault} ({words(problem)})")
+            continue
+        law = np.zeros_like(problem.expected)
+        for tokens, number in counts.items():
+            law[tokens] = number / count
+        yield Finding(problem, apart(law, problem), margin(law.size, count, len(problems)), law)
+
+
+def sampled(problem: Problem, rows: Rows, branch: Callable) -> tuple[int, ...]:
+    """Complete each row by draws from the target, to γ + 1 tokens."""
+    tokens: tuple[int, ...] = ()
+    for table, row in zip(problem.tables, rows, strict=True):
+        while len(row) <= table.gamma:
+            row = (*row, branch(table.target[row]))
+        tokens += row
+    return tokens
+
+
+def margin(outcomes: int, draws: int, problems: int) -> float:
+    """How far the total variation of drawn samples may be from the true one, in either direction.
+
+    The mean error is at most ½√((K − 1)/n) for K outcomes and n draws, by Cauchy and Schwarz. One
+    draw moves the error by at most 1/n, so it exceeds its mean by t with probability exp(−2nt²) at
+    most (McDiarmid). All problems together go wrong with probability `ERROR`.
+    """
+    excess = math.log(problems / ERROR) / (2 * draws)
+    return math.sqrt((outcomes - 1) / draws) / 2 + math.sqrt(excess)
+
+
+def apart(law: np.ndarray, problem: Problem) -> float:
+    """Total variation from the target's distribution."""
+    return float(np.abs(law - problem.expected).sum() / 2)
+
+
+# --- A problem in words ---------------------------------------------------------------------------
+
+
+def words(problem: Problem) -> str:
+    """Name a problem in a line."""
+    table = problem.tables[0]
+    draft = f", draft {_numbers(table.draft[()])}" if table.gamma else ""
+    target = _numbers(table.target[()])
+    return f"tables {problem.kind!r}, {_place(problem)}, target {target}{draft}"
+
+
+def _place(problem: Problem) -> str:
+    """The sizes of a problem, and what else the function gets."""
+    table, rows = problem.tables[0], len(problem.tables)
+    parts = [f"V = {table.size}"]
+    parts += [f"γ = {table.gamma}"] if table.gamma else []
+    parts += [f"{rows} rows"] if rows > 1 else []
+    parts += [f"parents {problem.more[0]}"] if len(problem.more) == 1 else []
+    if len(problem.more) == 2:
+        parts += [f"T = {problem.more[1]:g}", f"logits {_numbers(problem.more[0])}"]
+    return ", ".join(parts)
+
+
+def by_hand(finding: Finding) -> list[str]:
+    """Format a problem and its output as a table that one can check by hand."""
+    problem, law = finding.problem, finding.law
+    assert law is not None
+    table, rows = problem.tables[0], len(problem.tables)
+    length = table.gamma + 1
+    # The first tokens alone, if they show most of it.
+    for first in range(1, length + 1):
+        axes = tuple(row * length + i for row in range(rows) for i in range(first, length))
+        found, expected = law.sum(axis=axes), problem.expected.sum(axis=axes)
+        distance = np.abs(found - expected).sum() / 2
+        if distance > finding.total_variation / 2:
+            break
+    lines = [f"To check by hand: {_place(problem)}", ""]
+    for row, each in enumerate(problem.tables):
+        prefixes = [prefix for prefix in each.target if len(prefix) < first]
+        for prefix in prefixes[:MAX_ROWS]:
+            after = f"after {' '.join(map(str, prefix))}" if prefix else "first token"
+            after = f"row {row}, {after}" if rows > 1 else after
+            line = f"  {after:<20}  target {_numbers(each.target[prefix])}"
+            drafted = len(prefix) < each.gamma
+            lines.append(line + f"  draft {_numbers(each.draft[prefix])}" * drafted)
+    order = np.argsort(-np.abs(found - expected), axis=None, kind="stable")[:MAX_ROWS]
+    lines += ["", f"  {'output':<20}  comes out  should"]
+    for at in sorted(order):
+        index = np.unravel_index(at, found.shape)
+        tokens = [" ".join(str(int(i)) for i in index[n : n + first]) for n in _starts(rows, first)]
+        output = " | ".join(tokens) + (" …" if first < length else "")
+        lines.append(f"  {output:<20}  {found[index]:9.4f}  {expected[index]:6.4f}")
+    lines.append(f"  half the sum of the differences: {distance:.4f}")
+    return lines
+
+
+def _starts(rows: int, length: int) -> range:
+    return range(0, rows * length, length)
+
+
+def _numbers(values: Any) -> str:
+    return "(" + " ".join(f"{float(value):.4g}" for value in values) + ")"
