@@ -83,11 +83,15 @@ class Audit:
             return f"invalid: {self.fault}"
         if self.draws and self.exact:
             most = max(f.total_variation + f.margin for f in self.findings)
-            return f"consistent with exact with {self.draws:,} draws of each table: TV at most {most:.2g} (99.9%)"
+            return (
+                f"consistent with exact: TV at most {most:.2g} (99.9%), by {self.draws:,} draws "
+                "of each table"
+            )
         if self.exact:
             return f"exact: TV {self.total_variation:.1g}"
-        at_least = f" at least {self.at_least:.3f} (99.9%)" if self.draws else ""
-        return f"biased: TV{at_least or f' {self.total_variation:.3f}'}"
+        if self.draws:
+            return f"biased: TV at least {self.at_least:.3f} (99.9%)"
+        return f"biased: TV {self.total_variation:.3f}"
 
     @property
     def worst(self) -> Finding | None:

@@ -77,7 +77,8 @@ def sample_and_match(drafts, draft_probs, target_probs, rng):
     for i, p in enumerate(target_probs):
         tokens.append(rng.choice(len(p), p=p))
         if i == len(drafts) or tokens[i] != drafts[i]:
-            return tokens
+            break
+    return tokens
 
 
 @case("batch", True, "each row by itself")

@@ -200,10 +200,10 @@ class _Number:
 
     # Equal numbers have probability 0: < and <= are one. Nothing compares with NaN.
     def __lt__(self, other: Any) -> Any:
-        return _compared(other, lambda: self._below(other))
+        return other is not self and _compared(other, lambda: self._below(other))
 
     def __gt__(self, other: Any) -> Any:
-        return _compared(other, lambda: not self._below(other))
+        return other is not self and _compared(other, lambda: not self._below(other))
 
     __le__, __ge__ = __lt__, __gt__
 

@@ -13,99 +13,88 @@ be enumerated draws samples: --rng=generator, or --rng=key for one of jax. The c
 total variation from the target's distribution on small tables, and the smallest table that shows an
 error. Status 1 unless the sampler is exact.
 
-MODULE:FUNCTION is code that runs. NAME of a shipped case works too; --cases lists them.
+MODULE:FUNCTION is code that runs. The name of a shipped case works too; --cases lists them.
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
+
+from absl import flags
 
 from specjax.audit import CASES, KINDS, audit
-from specjax.audit.auditing import TOLERANCES
+from specjax.audit.auditing import DRAWS, TOLERANCES, Audit
 from specjax.support import command_line, named
 
 NAMES = {name: f"specjax.audit.cases:{name}" for name in CASES}
-RNGS = "branching", "generator", "key"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Audit as the arguments say; an error is one sentence, with status 1.
-
-    Args:
-      argv: the function and flags; None: those of this process.
-    """
-    kinds = "".join(
-        f"  {name:<14}({kind.signature})\n  {'':<14}→ {kind.returns}\n"
-        for name, kind in KINDS.items()
-    )
-    parser = argparse.ArgumentParser(
-        prog="specjax audit",
-        description=(__doc__ or "").replace("{kinds}", kinds),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("function", metavar="MODULE:FUNCTION", nargs="?", help="what to audit")
-    parser.add_argument("--kind", choices=KINDS, help="how it is called; without it verify")
-    parser.add_argument("--rule", help="an acceptance rule, by name or import path")
-    parser.add_argument("--cases", action="store_true", help="audit all shipped cases")
-    parser.add_argument("--rng", choices=RNGS, default=RNGS[0], help="what it draws from")
-    parser.add_argument("--draws", type=int, help="samples of each table, if they are drawn")
-    parser.add_argument(
-        "--dtype", choices=TOLERANCES, default="float64", help="of the probabilities"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the random tables")
-    arguments = parser.parse_args(argv)
-    given = [bool(arguments.function), bool(arguments.rule), arguments.cases]
-    if sum(given) != 1:
-        command_line.fail("Give one of MODULE:FUNCTION, --rule and --cases. See --help.")
-    try:
-        if arguments.cases:
-            lines, as_declared = cases()
-            print("\n".join(lines))
-            sys.exit(not as_declared)
-        found = audit(
-            *_named(arguments),
-            rng=arguments.rng,
-            draws=arguments.draws,
-            dtype=arguments.dtype,
-            seed=arguments.seed,
-        )
-        print(found)
-        sys.exit(not found.exact)
-    except BrokenPipeError:
-        command_line.leave_without_reader()
-    except ValueError as error:
-        command_line.fail(str(error))
-    except KeyboardInterrupt:
-        command_line.say("interrupted")
-        sys.exit(130)
+def main(argv: list[str]) -> None:
+    args, names = flags.FLAGS, argv[1:]
+    if len(names) + bool(args.rule) + args.cases != 1:
+        raise ValueError("Give one of MODULE:FUNCTION, --rule and --cases. See --help.")
+    if args.cases:
+        audits = of_cases()
+        print(table(audits))
+        sys.exit(any(found.exact != CASES[name].exact for name, found in audits.items()))
+    found = of_rule(args.rule) if args.rule else of_function(names[0])
+    print(found)
+    sys.exit(not found.exact)
 
 
-run = main  # the name that the command `specjax` calls
-
-
-def _named(arguments: argparse.Namespace) -> tuple:
-    """Find the function or rule, and its kind."""
-    if arguments.rule:
-        from specjax import rules  # it imports jax
-
-        return rules.parse(arguments.rule), "verify"
-    name = arguments.function
+def of_function(name: str) -> Audit:
+    """Find the function and audit it as the flags say."""
+    args = flags.FLAGS
     try:
         function = named.find("sampler", NAMES, name)
     except ValueError:
         raise
-    except Exception as error:  # of the module's own code
+    except Exception as error:  # the module's own
         raise ValueError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
-    return function, arguments.kind or (CASES[name].kind if name in CASES else "verify")
+    if args.rng != "branching":
+        command_line.say("drawing samples of each table")
+    return audit(
+        function,
+        args.kind or (CASES[name].kind if name in CASES else "verify"),
+        rng=args.rng,
+        draws=args.draws,
+        dtype=args.dtype,
+        seed=args.seed,
+    )
 
 
-def cases() -> tuple[list[str], bool]:
-    """Audit all shipped cases: the lines of a table, and whether each is what it declares."""
-    lines = ["| case | kind | total variation | seen in |", "|---|---|---|---|"]
-    as_declared = True
-    for name, case in CASES.items():
-        found = audit(case.function, case.kind)
-        as_declared &= found.exact == case.exact and not found.fault
+def of_rule(name: str) -> Audit:
+    """Audit an acceptance rule."""
+    from specjax import rules  # it imports jax
+
+    return audit(rules.parse(name), seed=flags.FLAGS.seed)
+
+
+def of_cases() -> dict[str, Audit]:
+    """Audit all shipped cases."""
+    return {name: audit(case.function, case.kind) for name, case in CASES.items()}
+
+
+def table(audits: dict[str, Audit]) -> str:
+    """Format a row for each shipped case."""
+    lines = ["| case | kind | total variation | see |", "|---|---|---|---|"]
+    for name, found in audits.items():
         figure = "exact" if found.exact else f"{found.total_variation:.3f}"
-        lines.append(f"| `{name}` | {case.kind} | {figure} | {case.seen} |")
-    return lines, as_declared
+        lines.append(f"| `{name}` | {found.kind} | {figure} | {CASES[name].seen} |")
+    return "\n".join(lines)
+
+
+def run() -> None:
+    """Run the command with the flags of this process."""
+    flags.FLAGS.set_gnu_getopt(True)  # flags may follow MODULE:FUNCTION
+    flags.DEFINE_enum("kind", None, list(KINDS), "How the function is called; none: verify.")
+    flags.DEFINE_string("rule", "", "An acceptance rule, by name or import path.")
+    flags.DEFINE_bool("cases", False, "Audit all shipped cases.")
+    flags.DEFINE_enum("rng", "branching", ["branching", *DRAWS], "What the function draws from.")
+    flags.DEFINE_integer("draws", None, "Samples of each table, where they are drawn.")
+    flags.DEFINE_enum("dtype", "float64", list(TOLERANCES), "Of the probabilities.")
+    flags.DEFINE_integer("seed", 0, "Of the random tables.")
+    kinds = "".join(
+        f"  {name:<14}({kind.signature})\n  {'':<14}→ {kind.returns}\n"
+        for name, kind in KINDS.items()
+    )
+    usage = (__doc__ or "").replace("{kinds}", kinds)
+    command_line.run(main, usage, positional=1)

@@ -21,7 +21,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def run(
-    main: Callable[[list[str]], Any], usage: str | None, config: str = "", fields: str = ""
+    main: Callable[[list[str]], Any],
+    usage: str | None,
+    config: str = "",
+    fields: str = "",
+    positional: int = 0,
 ) -> None:
     """Start a command. Errors that a user can correct, and Ctrl-C, print one line and no traceback.
 
@@ -30,6 +34,7 @@ def run(
       usage: the module's docstring, shown by --help.
       config: the default of --config.
       fields: the fields of the config, shown by --help.
+      positional: how many arguments without a flag the command takes.
     """
     usage = f"{usage}\n{fields}" if fields else usage
     # The help of config_flags does not mention that the file is run.
@@ -50,8 +55,9 @@ def run(
     Steps.latest = None
 
     def guarded(argv: list[str]) -> Any:
-        if len(argv) > 1:
-            fail(f"Arguments without a flag are not understood: {' '.join(argv[1:])}. See --help.")
+        if len(argv) > 1 + positional:
+            unknown = " ".join(argv[1 + positional :])
+            fail(f"Arguments without a flag are not understood: {unknown}. See --help.")
         try:
             check_seed()
             with only_writer_of_workdir():

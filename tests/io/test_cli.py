@@ -37,29 +37,18 @@ def test_it_lists_its_commands(words, command):
     outcome = command("specjax", *words)
     assert (outcome.status, outcome.stderr) == (0, "")
     listed = re.findall(r"^  (\w+)  +(\S.*[.])$", outcome.stdout, re.MULTILINE)
-    assert [name for name, _ in listed] == [
-        "decode",
-        "select",
-        "tune",
-        "doctor",
-        "audit",
-        "convert",
-    ]
+    assert [name for name, _ in listed] == list(main.COMMANDS)
     assert max(map(len, outcome.stdout.splitlines())) <= 100
 
 
 def test_a_command_that_there_is_not(command):
     outcome = command("specjax", "decod", "--help")
     assert (outcome.status, outcome.stdout) == (1, "")
-    assert (
-        "no command 'decod': it is one of decode, select, tune, doctor, audit, convert"
-        in outcome.stderr
-    )
+    listed = "decode, select, tune, doctor, audit, convert"
+    assert f"no command 'decod': it is one of {listed}" in outcome.stderr
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in main.COMMANDS if name not in ("audit", "convert")]
-)
+@pytest.mark.parametrize("name", ["decode", "select", "tune", "doctor"])
 @pytest.mark.parametrize("flag", ["--help", "--helpshort"])
 def test_help(name, flag, command):
     """Fields of the config, and the flags."""

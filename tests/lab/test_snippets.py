@@ -214,7 +214,7 @@ def test_commands(module, words, monkeypatch, capsys, tmp_path):
             (tmp_path / name[1]).write_text(block.text)
             words = [word.replace(f"={name[1]}", f"={tmp_path / name[1]}") for word in words]
 
-    def parse(main, usage, config="", fields=""):
+    def parse(main, usage, config="", fields="", positional=0):
         rest = flags.FLAGS(support.arguments(config))
         assert rest == sys.argv[:1], "words without a flag"
         if "config" in flags.FLAGS and flags.FLAGS["config"].present:

@@ -11,7 +11,7 @@ from specjax.audit import audit
 pytest.importorskip("torch")
 sys.path.append(str(ROOT / "examples"))
 
-import audit_transformers  # noqa: E402  needs torch
+import audit_transformers
 
 pytestmark = pytest.mark.torch
 
