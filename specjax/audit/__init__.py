@@ -6,13 +6,14 @@
 
 - `randomness`: an rng whose every outcome is taken
 - `tables`, `kinds`: what a function of each kind is called with
-- `auditing`: the enumeration, samples in its place, and the report
+- `auditing`, `findings`: the enumeration, samples in its place, and the report
 - `by_key`, `of_rules`: functions of jax that take a key, and acceptance rules
 - `cases`: samplers that ship, exact ones and errors
 """
 
-from specjax.audit.auditing import Audit, Finding, audit
+from specjax.audit.auditing import Audit, audit
 from specjax.audit.cases import CASES
+from specjax.audit.findings import Finding
 from specjax.audit.kinds import KINDS
 from specjax.audit.randomness import Random
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.audit.auditing import Finding, apart, margin, words
+from specjax.audit.findings import Finding, apart, margin, words
 from specjax.audit.kinds import Fault, Problem, called
 from specjax.audit.tables import Table
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.audit.auditing import Finding, apart, words
+from specjax.audit.findings import Finding, apart, words
 from specjax.audit.kinds import Problem, along
 from specjax.rules.base import AcceptanceRule
 

@@ -15,6 +15,7 @@ from examples import algorithm1 as example
 from specjax import rules
 from specjax.audit import CASES, KINDS, Random, audit, auditing
 from specjax.audit.cases import algorithm1
+from specjax.audit.findings import margin
 from specjax.audit.randomness import Refused, outcomes
 from specjax.cli.audit import of_cases, table
 
@@ -286,10 +287,8 @@ def test_the_margin_holds():
     for size, draws in ((2, 50), (8, 1000), (100, 1000)):
         p = rng.dirichlet(np.ones(size))
         apart = np.abs(rng.multinomial(draws, p, 2000) / draws - p).sum(axis=1) / 2
-        assert np.mean(apart > auditing.margin(size, draws, 1)) <= 1e-3
-        assert (
-            apart.max() > auditing.margin(size, draws, 1) / 4
-        )  # and is no more than a few times too wide
+        assert np.mean(apart > margin(size, draws, 1)) <= 1e-3
+        assert apart.max() > margin(size, draws, 1) / 4  # and is no more than a few times too wide
 
 
 # --- Rules ----------------------------------------------------------------------------------------
