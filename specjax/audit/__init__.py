@@ -1,4 +1,4 @@
-"""Is a sampler exact? An audit enumerates somebody's verifier, sampler or length rule.
+"""Audits: anybody's verifier, sampler or length rule, enumerated on small tables.
 
     from specjax.audit import audit
 

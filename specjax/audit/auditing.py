@@ -1,4 +1,4 @@
-"""Audits of a sampler: does its output have the target's distribution, and how far is it off?"""
+"""Audits of samplers: how far the distribution of an output is from the target's."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The kinds of functions that can be audited: how each is called, and on which tables.
+"""Kinds of functions that can be audited: how each is called, and on which tables.
 
 A kind draws drafts, calls the function and reads its result: one run, on one problem. The same run
 serves the enumeration and draws of numpy's `Generator`.

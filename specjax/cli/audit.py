@@ -1,4 +1,4 @@
-"""Audit a sampler: is the distribution of its output the target's?
+"""Audit a sampler: compare the distribution of its output with the target's.
 
     specjax audit MODULE:FUNCTION [--kind=verify]
     specjax audit --rule=block
