@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class Audit:
 
 
 def audit(
-    function: Function,
+    function: Any,
     kind: str = "verify",
     *,
     rng: Rng = "branching",
@@ -186,7 +186,9 @@ def enumerated(function: Function, kind: Kind, problem: Problem, dtype: str) -> 
             weights[rows] = weights.get(rows, 0.0) + weight
     except Fault as fault:
         return Finding(problem, fault=f"{fault} ({words(problem)})")
-    law = sum(weight * problem.law(rows) for rows, weight in weights.items())
+    law = np.zeros_like(problem.expected)
+    for rows, weight in weights.items():
+        law += weight * problem.law(rows)
     return Finding(problem, apart(law, problem), law=law)
 
 

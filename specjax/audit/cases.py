@@ -114,7 +114,7 @@ def recursive_rejection(parents, tokens, draft_probs, target_probs, rng):
         p, q = target_probs[node + 1], draft_probs[node + 1]
         for child in np.flatnonzero(parents == node):
             if rng.random() * q[tokens[child]] < p[tokens[child]]:
-                node = child
+                node = int(child)
                 output.append(tokens[child])
                 break
             p = np.maximum(p - q, 0)
@@ -129,7 +129,7 @@ def recursive_rejection(parents, tokens, draft_probs, target_probs, rng):
 @case("round", False, "transformers issue 32867; keras-hub, speculative_sampler.py")
 def argmax_draft(target, draft, prefix, gamma, rng):
     """The draft takes its argmax, and q is its softmax."""
-    drafts = []
+    drafts: list[int] = []
     for _ in range(gamma):
         drafts.append(int(np.argmax(draft([*prefix, *drafts]))))
     q, p = _both(target, draft, prefix, drafts)
@@ -139,7 +139,7 @@ def argmax_draft(target, draft, prefix, gamma, rng):
 @case("round", False, "transformers issue 47932")
 def top_k_on_one_side(target, draft, prefix, gamma, rng):
     """The draft is drawn within its top two ids, and q is the whole distribution."""
-    drafts = []
+    drafts: list[int] = []
     for _ in range(gamma):
         q = draft([*prefix, *drafts])
         q = np.where(q >= np.sort(q)[-2], q, 0)
@@ -151,7 +151,8 @@ def top_k_on_one_side(target, draft, prefix, gamma, rng):
 @case("round", False, "vLLM pull request 47386")
 def noise_shared_with_the_draft(target, draft, prefix, gamma, rng):
     """The token after a rejection is drawn with the noise that drew the rejected one."""
-    drafts, noise = [], rng.random(gamma + 1)
+    drafts: list[int] = []
+    noise = rng.random(gamma + 1)
     for u in noise[:gamma]:
         drafts.append(inverse(draft([*prefix, *drafts]), u))
     q, p = _both(target, draft, prefix, drafts)

@@ -59,8 +59,8 @@ def findings(rule: Any, problems: list[Problem]) -> Iterator[Finding]:
                 chance = weight * stop[row, count]
                 probs = following[count][row].astype(np.float64)
                 for token in range(problem.tables[0].size):
-                    tokens = (*drafts[:count], token)
-                    laws[index] += chance * probs[token] * problem.law((tokens,))
+                    output = (*drafts[:count], token)
+                    laws[index] += chance * probs[token] * problem.law((output,))
         if not np.isfinite(laws[index]).all():
             faults[index] = f"returns probabilities that are not finite ({words(problem)})"
     for index, problem in enumerate(problems):

@@ -188,7 +188,7 @@ class _Number:
     def __float__(self) -> float:
         raise Refused(f"It takes the value of a random number (float, int, bool). {WAY_OUT}")
 
-    __int__ = __index__ = __bool__ = __float__  # type: ignore[assignment]
+    __int__ = __index__ = __bool__ = __float__
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> Any:
