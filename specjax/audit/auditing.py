@@ -72,7 +72,9 @@ class Audit:
             return f"exact: TV {self.total_variation:.1g}"
         if self.draws:
             return f"biased: TV at least {self.at_least:.3f} (99.9%)"
-        return f"biased: TV {self.total_variation:.3f}"
+        silent = self.kind != "lengths" and not any(finding.drew for finding in self.findings)
+        remark = "; it drew nothing from rng" if silent else ""
+        return f"biased: TV {self.total_variation:.3f}{remark}"
 
     @property
     def worst(self) -> Finding | None:
@@ -176,9 +178,13 @@ def few(problems: list[Problem]) -> list[Problem]:
 
 def enumerated(function: Function, kind: Kind, problem: Problem, dtype: str) -> Finding:
     """Take every outcome of drafts and function."""
+    drew = False
 
     def run(random) -> Rows:
-        return kind.run(function, problem, random, dtype, random.branch)
+        nonlocal drew
+        rows = kind.run(function, problem, random, dtype, random.branch)
+        drew |= random.used
+        return rows
 
     try:
         weights: dict[Rows, float] = {}
@@ -189,7 +195,7 @@ def enumerated(function: Function, kind: Kind, problem: Problem, dtype: str) -> 
     law = np.zeros_like(problem.expected)
     for rows, weight in weights.items():
         law += weight * problem.law(rows)
-    return Finding(problem, apart(law, problem), law=law)
+    return Finding(problem, apart(law, problem), law=law, drew=drew)
 
 
 def drawn(

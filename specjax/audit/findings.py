@@ -21,6 +21,7 @@ class Finding:
       margin: how far the true total variation may be off; 0 where all outcomes were enumerated.
       law: the distribution of the output, an axis for each token.
       fault: what the function did instead of an output; "" if nothing.
+      drew: False if the function drew nothing from an enumerated rng.
     """
 
     problem: Problem
@@ -28,6 +29,7 @@ class Finding:
     margin: float = 0.0
     law: np.ndarray | None = None
     fault: str = ""
+    drew: bool = True
 
 
 def margin(outcomes: int, draws: int, problems: int) -> float:

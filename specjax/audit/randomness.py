@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 NEGLIGIBLE = 1e-12  # outcomes that are less likely are left out
-MAX_RUNS = 200_000  # of a function, for one table
+MAX_RUNS = 50_000  # of a function, for one table
 REPEATED = 64  # runs of one table that are repeated, to find noise of the function's own
 WAY_OUT = (
     "Compare each random number with plain numbers, draw tokens by rng.choice, or draw samples "
@@ -77,10 +77,16 @@ def own_noise() -> Refused:
 
 
 class Random:
-    """Draws like numpy's `Generator`, along a path of outcomes."""
+    """Draws like numpy's `Generator`, along a path of outcomes.
+
+    Attributes:
+      weight: the probability of the outcomes so far.
+      depth: the number of draws so far that had more than one outcome.
+      used: whether a function of numpy's names was called.
+    """
 
     def __init__(self, path: list[Branch]):
-        self.weight, self.depth = 1.0, 0
+        self.weight, self.depth, self.used = 1.0, 0, False
         self._path = path
 
     def branch(self, chances: Any) -> int:
@@ -103,11 +109,11 @@ class Random:
 
     def random(self, size: Any = None) -> Any:
         """Draw uniform numbers from [0, 1)."""
-        return _filled(lambda: Uniform(self), size)
+        return self._filled(lambda: Uniform(self), size)
 
     def uniform(self, low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
         """Draw uniform numbers from [low, high)."""
-        return _filled(lambda: Uniform(self) * (high - low) + low, size)
+        return self._filled(lambda: Uniform(self) * (high - low) + low, size)
 
     def integers(self, low: int, high: int | None = None, size: Any = None) -> Any:
         """Draw integers from low to high − 1; with one argument from 0."""
@@ -120,6 +126,7 @@ class Random:
         Raises:
           ValueError: p is no distribution over a.
         """
+        self.used = True
         values = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
         equal = np.full(len(values), 1 / max(len(values), 1))
         chances = distribution(equal if p is None else p, len(values))
@@ -141,15 +148,25 @@ class Random:
 
     def gumbel(self, loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
         """Draw numbers of the Gumbel distribution, for an argmax over them."""
-        return _filled(lambda: Gumbel(self) * scale + loc, size)
+        return self._filled(lambda: Gumbel(self) * scale + loc, size)
 
     def exponential(self, scale: float = 1.0, size: Any = None) -> Any:
         """Draw exponential numbers, for an argmin of them over probabilities."""
-        return _filled(lambda: Exponential(Gumbel(self)) / (1 / scale), size)
+        return self._filled(lambda: Exponential(Gumbel(self)) / (1 / scale), size)
 
     def standard_exponential(self, size: Any = None) -> Any:
         """Draw exponential numbers of mean 1."""
         return self.exponential(size=size)
+
+    def _filled(self, draw: Callable[[], Any], size: Any) -> Any:
+        """One number, or an array of them."""
+        self.used = True
+        if size is None:
+            return draw()
+        numbers = np.empty(size, object)
+        for index in np.ndindex(numbers.shape):
+            numbers[index] = draw()
+        return numbers
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -170,16 +187,6 @@ def distribution(p: Any, size: int) -> np.ndarray:
     if abs(chances.sum() - 1) > 1e-6:
         raise ValueError(f"choice: p = {chances} sums to {chances.sum():.6g}, not 1")
     return chances / chances.sum()
-
-
-def _filled(draw: Callable[[], Any], size: Any) -> Any:
-    """One number, or an array of them."""
-    if size is None:
-        return draw()
-    numbers = np.empty(size, object)
-    for index in np.ndindex(numbers.shape):
-        numbers[index] = draw()
-    return numbers
 
 
 class _Number:

@@ -205,6 +205,19 @@ def test_faults(output, words):
     assert "\n" not in repr(found)
 
 
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_function_that_ignores_rng_is_named(seeded):
+    """A generator with a seed repeats itself, so that two runs agree."""
+
+    def verify(drafts, draft_probs, target_probs, rng):
+        own = np.random.default_rng(0) if seeded else rng
+        return [own.choice(len(target_probs[0]))]
+
+    found = audit(verify)
+    assert found.verdict.startswith("biased: TV 0.")
+    assert found.verdict.endswith("; it drew nothing from rng") == seeded
+
+
 def test_an_empty_residual():
     """p − q without a fallback is 0/0 where the draft is the target, if 1 is not always kept."""
 
