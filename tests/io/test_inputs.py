@@ -89,7 +89,7 @@ def test_a_chat_has_one_bos(chat_model):
 
 
 def test_first_turns_of_questions(chat_model, pair, written, capsys):
-    """By the template, or raw where there is none, which is said once."""
+    """Prompts are written by the template, or raw where there is none, with one line about it."""
     rows = [
         {"turns": ["a\nb", "c"], "category": "qa"},
         {"turns": ["d"], "input": "e"},
@@ -105,7 +105,7 @@ def test_first_turns_of_questions(chat_model, pair, written, capsys):
 
 
 def test_the_task_of_questions_has_prompts(chat_model, written):
-    """Of select and the experiments, in the target's template."""
+    """The first turns for `select` and the experiments are in the target's template."""
     path = written({"turns": ["a"], "category": "qa"}, {"turns": ["b"], "category": "rag"})
     config = ml_collections.ConfigDict(
         {"task": "spec_bench", "split": "test", "data_dir": path, "target": chat_model}
