@@ -16,6 +16,7 @@ report.md and positions.png. The same command continues a run that was cut off.
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 import shlex
 import sys
@@ -132,7 +133,7 @@ class Bench:
         config = self.config
         if not config.costs and not any(takes(name, "costs") for name in config.policies):
             return {}
-        at = {"temperature": temperature, "batch": batch}
+        at: dict[str, Any] = {"temperature": temperature, "batch": batch}
         for name, draft in self.drafts.items():
             if not any({**at, "draft": name}.items() <= row.items() for row in self.costs.done):
                 command_line.say(f"timing the phases of a round with {name}, batch {batch}")
@@ -257,18 +258,17 @@ def fill(bench: Bench) -> None:
     results.keep(lambda row: not any(at.items() <= row.items() for at, _ in missing))
     bar = command_line.Steps(total=len(wanted), initial=len(wanted) - len(missing),
                              unit="group", disable=None)  # fmt: skip
-    cell, ways, decoder = None, {}, None
-    for at, group in missing:
-        if cell != (at["temperature"], at["batch"]):
-            cell = at["temperature"], at["batch"]
-            ways = bench.ways(cell[0], bench.costs_of(*cell))
-            decoder = decoder_of(bench, ways, bar)
-        bar.set_postfix_str(", ".join(f"{name} {value}" for name, value in at.items()))
-        for name, batches in decoder.decode(group).items():
-            of = ways[name]._asdict()
-            del of["method"]
-            results.append({"method": name, **at, **of, "batches": batches, **bench.identity()})
-        bar.update()
+    by_cell = itertools.groupby(missing, lambda one: (one[0]["temperature"], one[0]["batch"]))
+    for cell, work in by_cell:
+        ways = bench.ways(cell[0], bench.costs_of(*cell))
+        decoder = decoder_of(bench, ways, bar)
+        for at, group in work:
+            bar.set_postfix_str(", ".join(f"{name} {value}" for name, value in at.items()))
+            for name, batches in decoder.decode(group).items():
+                of = ways[name]._asdict()
+                del of["method"]
+                results.append({"method": name, **at, **of, "batches": batches, **bench.identity()})
+            bar.update()
     bar.close()
 
 
