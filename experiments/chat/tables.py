@@ -9,6 +9,7 @@ are resampled together.
 """
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +35,8 @@ WORDS = (
     "over the fastest plain decoding. / best γ: over the best static γ of the same draft, chosen "
     "on one half of the inputs and applied to the other, both ways. Oracle: a bound from costs. It "
     "takes the rounds of the longest static γ with exactly the accepted tokens drafted, which at "
-    "T = 0 are the same rounds, and the measured times of their parts. In brackets: 95% intervals, "
+    "T = 0 are the same rounds, and the measured times of their parts. Predicted: τ / (γc + v + "
+    "overhead) for the rounds of a static γ. In brackets: 95% intervals, "
     "by a bootstrap over inputs, of times over batches; none for a single one."
 )
 
@@ -251,7 +253,10 @@ def oracle(block: Block, draft: str, costs: Costs) -> float | None:
 
 
 def predicted(block: Block, name: str, costs: Costs) -> float | None:
-    """Speedup over `PLAIN` that the costs promise for these rounds; None of policies."""
+    """Speedup over the fastest plain decoding that the costs promise; None of policies.
+
+    Costs give it over `PLAIN`, and measured times make it one over the fastest.
+    """
     facts = block.facts[name]
     if facts["policy"] or not facts["draft"]:
         return None
@@ -260,7 +265,9 @@ def predicted(block: Block, name: str, costs: Costs) -> float | None:
         for unit in block.units[name]
         for outputs in unit.turns
     ]
-    return costs.speedup(facts["gamma"], *np.mean(waited, axis=0).tolist())
+    promised = costs.speedup(facts["gamma"], *np.mean(waited, axis=0).tolist())
+    faster = per_token(block.units[fastest_plain(block)]) / per_token(block.units[PLAIN])
+    return None if promised is None else promised * faster
 
 
 def figures(
@@ -279,7 +286,7 @@ def figures(
         field: sum(one[field] for one in outputs)
         for field in ("tokens", "target_calls", "drafted", "accepted")
     }
-    verified = sum(sum(one["tested"]) for one in outputs) if facts["draft"] else 0
+    verified = sum(sum(one["tested"]) for one in outputs)
     known = (costs or {}).get(facts["draft"] or "")
     return {
         **facts,
@@ -288,10 +295,15 @@ def figures(
         "inputs": len(each),
         "tau": total["tokens"] / total["target_calls"],
         "acceptance": acceptance(some.units[name]) if facts["draft"] else [],
-        "drafted": total["drafted"] / total["tokens"],
-        "verified": verified / total["tokens"],
-        "accepted": total["accepted"] / total["tokens"],
-        "rejected": (verified - total["accepted"]) / total["tokens"],
+        **{
+            field: count / total["tokens"] if facts["draft"] else None
+            for field, count in {
+                "drafted": total["drafted"],
+                "verified": verified,
+                "accepted": total["accepted"],
+                "rejected": verified - total["accepted"],
+            }.items()
+        },
         "ms_per_token": 1e3 * per_token(some.units[name]),
         "prefill": sum(unit.prefill for unit in some.units[name]) / len(each),
         "speedup": speedup(some, name),
@@ -488,6 +500,7 @@ def draw(panels: Sequence[Sequence[Mapping[str, Any]]]) -> Figure:
         axes.set_axis_off()
     axes_of[0].set_ylabel("accepted, if those before were")
     figure.legend(*axes_of[0].get_legend_handles_labels(), frameon=False, fontsize=8,
-                  loc="outside right upper")  # fmt: skip
-    figure.suptitle(finding(panels[0]), fontsize=10)
+                  loc="outside right center")  # fmt: skip
+    wide = int(11 * figure.get_figwidth())  # characters of a line
+    figure.suptitle(textwrap.fill(finding(panels[0]), wide), fontsize=10)
     return figure

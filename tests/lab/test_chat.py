@@ -20,7 +20,7 @@ from specjax.checkpoints import load
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
 from specjax.sampling import Sampling
-from specjax.support import files
+from specjax.support import files, memory_maps
 from specjax.tasks import questions
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
@@ -109,6 +109,15 @@ def test_without_a_template_prompts_are_raw(directory):
     assert bare.tokenizer.decode(ids, skip_special_tokens=True) == "Why?\n\nSo.\n\nHow?"
 
 
+def test_an_encoder_decoder_reads_turns_as_they_stand(pair):
+    """Its limit is that of sources, which leave all positions to the answer."""
+    target = load(pair.target.name)
+    assert target.config.is_encoder_decoder
+    assert groups.encode(target, [[groups.user("x = 1")]]) == decoding.tokenize(target, ["x = 1"])
+    assert groups.most_tokens(target, 96) == target.max_source_len
+    assert groups.most_tokens(target, 96, 7) == 7
+
+
 def test_a_group_by_hand(target, tmp_path, asked, monkeypatch):
     """Later prompts hold plain decoding's answers; each shape is compiled once; counts are those of
     `generate`."""
@@ -148,7 +157,9 @@ def test_a_group_by_hand(target, tmp_path, asked, monkeypatch):
     for name in ("target_calls", "drafted", "accepted", "accepted_lengths", "tested"):
         assert ours[name] == getattr(row, name)
     decoder.limit = len(ids[0])
+    monkeypatch.setattr(memory_maps, "clearings", lambda: 1)  # the programs were dropped
     assert decoder.decode(group)["lookup"][0]["unasked"] == 1
+    assert sum(line.startswith("compiling") for line in said) == 2
 
 
 def bench(directory, tmp_path, *arguments):
@@ -192,14 +203,14 @@ def test_policies_batches_and_a_run_that_goes_on(directory, asked, monkeypatch, 
     settings, questions and costs are refused by name."""
     arguments = bench(
         directory, tmp_path, asked, "--config.policies=('lookahead',)",
-        "--config.batch_sizes=(2,)", "--config.temperatures=(1.0,)",
+        "--config.batch_sizes=(2,)", "--config.temperatures=(1.0,)", "--config.gammas=(1,)",
     )  # fmt: skip
     outcome = run(monkeypatch, capsys, *arguments)
     assert outcome.status == 0, outcome.stderr
     assert "1 question left out, since" in outcome.stdout
     lines = (tmp_path / "results.jsonl").read_text().splitlines(keepends=True)
     rows = [json.loads(line) for line in lines]
-    names = ["plain decoding", "lookup, γ = 2", "lookup, lookahead"]
+    names = ["plain decoding", "lookup, γ = 1", "lookup, lookahead"]
     assert [row["method"] for row in rows] == 2 * names
     assert [row["policy"] for row in rows[:3]] == ["", "", "lookahead"]
     page = (tmp_path / "report.md").read_text()
