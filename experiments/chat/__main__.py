@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -60,7 +59,6 @@ class Way(NamedTuple):
     """A method, and what its rows say of it."""
 
     method: Method
-    dtype: str
     draft: str | None = None
     gamma: int = 0  # the longest draft
     policy: str = ""
@@ -122,6 +120,7 @@ class Bench:
         config = self.config
         return {
             "target": pathlib.Path(self.target.name).name,
+            "dtype": provenance.dtype_of(self.target),
             "max_new_tokens": config.max_new_tokens,
             "repeats": config.repeats,
             "seed": config.seed,
@@ -138,9 +137,7 @@ class Bench:
             if not any({**at, "draft": name}.items() <= row.items() for row in self.costs.done):
                 command_line.say(f"timing the phases of a round with {name}, batch {batch}")
                 found = self._timed(draft, **at).as_row()
-                dtype = provenance.dtype_of(self.target)
-                row = {**at, "draft": name, "costs": found, "dtype": dtype}
-                self.costs.append(row | self.identity())
+                self.costs.append({**at, "draft": name, "costs": found, **self.identity()})
         return {
             row["draft"]: Costs(**row["costs"])
             for row in self.costs.done
@@ -166,16 +163,13 @@ class Bench:
     def ways(self, temperature: float, costs: Mapping[str, Costs]) -> dict[str, Way]:
         """All methods by name: plain decoding, and of each draft every γ and policy."""
         config, how = self.config, Sampling(temperature)
-        found = {
-            name: Way(decoding.plain(model, how), provenance.dtype_of(model))
-            for name, model in self.plain.items()
-        }
-        dtype, longest = provenance.dtype_of(self.target), max(config.gammas)
+        found = {name: Way(decoding.plain(model, how)) for name, model in self.plain.items()}
+        longest = max(config.gammas)
         build = functools.partial(decoding.build, self.target, sampling=how)
         for name, draft in self.drafts.items():
             for gamma in config.gammas:
                 method = build(draft, gamma=gamma)
-                found[f"{name}, γ = {gamma}"] = Way(method, dtype, name, gamma)
+                found[f"{name}, γ = {gamma}"] = Way(method, name, gamma)
             for policy in config.policies:
                 table = costs.get(name)
                 made = (
@@ -184,7 +178,7 @@ class Bench:
                     else parse_with_costs(policy, of_one_width(table))
                 )
                 method = build(draft, gamma=longest, policy=made)
-                found[f"{name}, {policy}"] = Way(method, dtype, name, longest, policy)
+                found[f"{name}, {policy}"] = Way(method, name, longest, policy)
         return found
 
 
@@ -344,12 +338,10 @@ Made = Sequence[tuple[Block, list[dict[str, Any]], dict[str, Costs]]]
 def write_report(bench: Bench, workdir: pathlib.Path, made: Made) -> None:
     """Write report.md, and a picture of acceptance by position and category."""
     rows = bench.results.done
-    command = shlex.join(["python", "-m", "experiments.chat", *sys.argv[1:]])
     parts = [
         f"# {rows[0]['target']}",
         provenance.warning(rows),
         f"{provenance.origin(rows)} At most {rows[0]['max_new_tokens']} tokens a turn.",
-        f"```\n{command}\n```",
         tables.WORDS,
         "![acceptance by position](positions.png)",
     ]

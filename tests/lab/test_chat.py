@@ -183,7 +183,7 @@ def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
     names = ["plain decoding", *(["plain decoding, float32"] if dtype else []), "lookup, γ = 2"]
     assert [row["method"] for row in rows] == 6 * names
     assert all({"commit", "device", "dtype", "batch", "seed"} <= set(row) for row in rows)
-    assert {row["dtype"] for row in rows} == {"float32", dtype or "float32"}
+    assert {row["dtype"] for row in rows} == {dtype or "float32"}  # of the drafts' target
     (block,) = tables.blocks(rows)
     figures = tables.table(block)
     assert [row["kind"] for row in figures[:: len(names)]] == [*block.kinds, "all"]
