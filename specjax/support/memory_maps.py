@@ -27,6 +27,7 @@ class _Process:
     left = 0  # maps after the last clearing; another clearing would not free them
     kept = 0  # entered blocks of `kept`
     warned = False
+    clearings = 0  # how often programs were dropped
     lock = threading.RLock()
 
 
@@ -44,6 +45,11 @@ def limit() -> int:
         return int(pathlib.Path("/proc/sys/vm/max_map_count").read_text())
     except (OSError, ValueError):
         return 0
+
+
+def clearings() -> int:
+    """How often `make_room` has dropped the compiled programs of this process."""
+    return _Process.clearings
 
 
 def make_room(methods: int = 1) -> None:
@@ -66,6 +72,7 @@ def make_room(methods: int = 1) -> None:
         if found + needed <= most or found - _Process.left <= most // 16:
             return
         jax.clear_caches()
+        _Process.clearings += 1
         _Process.left = used()
         if not _Process.warned:
             _Process.warned = True

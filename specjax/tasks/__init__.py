@@ -4,6 +4,7 @@ parse           a Python statement of one line, or a header -> its syntax tree
 prose           three words -> some paragraphs of docstrings and comments: unconditional text
 wmt14_en_de     English -> German, of the paper
 cnn_dailymail   a news article -> its highlights, of the paper
+spec_bench      the first turns of Spec-Bench's questions, or of another file of that form
 jsonl           your own pairs, from files
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-from specjax.tasks import hub_datasets, jsonl, python_source
+from specjax.tasks import hub_datasets, jsonl, python_source, questions
 from specjax.tasks.examples import Example
 
 __all__ = [
@@ -30,11 +31,14 @@ __all__ = [
 ]
 
 SPLITS = python_source.SPLITS
-TASKS = (*python_source.TASKS, *hub_datasets.CORPORA, "jsonl")
+TASKS = (*python_source.TASKS, *hub_datasets.CORPORA, questions.TASK, "jsonl")
 
 
 def load(
-    task: str, split: str, files: str | PathLike | Sequence[str | PathLike] = ()
+    task: str,
+    split: str,
+    files: str | PathLike | Sequence[str | PathLike] = (),
+    categories: Sequence[str] = (),
 ) -> list[Example]:
     """Load the pairs of one task and split, always in the same order.
 
@@ -43,15 +47,16 @@ def load(
       split: one of `SPLITS`, or several with + between them, one after the other.
       files: of the jsonl task, one for each split, in the order of `SPLITS`, or the directory of
         train.jsonl, validation.jsonl and test.jsonl. Of the paper's corpora, a directory in the
-        hub's layout. Empty: the hub.
+        hub's layout; empty: the hub. Of spec_bench, a file or another place of `questions.load`.
+      categories: of spec_bench, the categories to keep; none: all.
 
     Raises:
-      ValueError: no such task or split, or a file that is missing or has a wrong line.
+      ValueError: no such task, split or category, or a file that is missing or has a wrong line.
     """
     if task not in TASKS:
         raise ValueError(f"no task {task!r}: choose from {', '.join(TASKS)}")
     if "+" in split:
-        return [pair for part in split.split("+") for pair in load(task, part, files)]
+        return [one for part in split.split("+") for one in load(task, part, files, categories)]
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: choose from {', '.join(SPLITS)}")
     if task in python_source.TASKS:
@@ -60,6 +65,8 @@ def load(
     places = [place for place in places if os.fspath(place)]
     if task == "jsonl":
         return jsonl.load(_jsonl_file(split, places))
+    if task == questions.TASK:
+        return questions.first_turns(questions.load(_questions_place(split, places), categories))
     if len(places) > 1:
         raise ValueError(
             f"the task {task} takes one directory in the hub's layout; given: "
@@ -78,6 +85,21 @@ def _jsonl_file(split: str, places: Sequence[str | PathLike]) -> str | PathLike:
             f"directory of them; given: {list(map(str, places))}"
         )
     return places[SPLITS.index(split)]
+
+
+def _questions_place(split: str, places: Sequence[str | PathLike]) -> str | PathLike:
+    """The place of the questions, which are a test split."""
+    if split != "test":
+        raise ValueError(
+            f"The task {questions.TASK} has questions to test with, and no {split} split: set "
+            "split to test."
+        )
+    if len(places) != 1:
+        raise ValueError(
+            f"The task {questions.TASK} needs data_dir, a file of questions such as "
+            f"{questions.SOURCE}; given: {list(map(str, places))}"
+        )
+    return places[0]
 
 
 def warn_of_overlap(task: str, data: Mapping[str, Sequence[Example]]) -> None:

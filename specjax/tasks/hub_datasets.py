@@ -8,7 +8,7 @@ Inputs have the prefixes that T5 was trained with.
 
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax.tasks.examples import Example
@@ -51,12 +51,7 @@ def load(task: str, split: str, place: str | os.PathLike = "") -> list[Example]:
     Raises:
       ValueError: `datasets` is not installed, or the corpus is not there or not of this layout.
     """
-    try:
-        import datasets  # an extra, and it takes a second
-    except ImportError:
-        raise ValueError(
-            f"The task {task!r} needs the package datasets: pip install -e '.[data]'."
-        ) from None
+    datasets = _package(task)
     corpus = CORPORA[task]
     if str(place) and not pathlib.Path(place).is_dir():
         raise ValueError(f"No such directory: {place}. Leave it empty to read from the hub.")
@@ -82,3 +77,42 @@ def load(task: str, split: str, place: str | os.PathLike = "") -> list[Example]:
             f"are not those of {corpus.name}. Download it again."
         ) from None
     return [Example(corpus.prefix + source, target) for source, target in texts]
+
+
+def only_split(place: str | os.PathLike, task: str) -> Sequence[Mapping[str, Any]]:
+    """Load the rows of a data set's test split, or of its only split.
+
+    Args:
+      place: a directory that `datasets` reads, or a name on the hub.
+      task: the task that needs it, for errors.
+
+    Raises:
+      ValueError: `datasets` is not installed, cannot read the data set, or finds several splits.
+    """
+    package = _package(task)
+    try:
+        splits = package.load_dataset(str(place))
+    except Exception as error:  # many classes: offline, mistyped, damaged, …
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{place} cannot be read as a data set ({type(error).__name__}: {reason}). Check the "
+            f"spelling; without a network, run `hf download {place} --repo-type dataset "
+            "--local-dir DIRECTORY` where there is one, and give the directory."
+        ) from error
+    if "test" not in splits and len(splits) > 1:
+        raise ValueError(
+            f"{place} has the splits {', '.join(splits)}, and none is named test. Give one of its "
+            "files instead."
+        )
+    return splits["test"] if "test" in splits else next(iter(splits.values()))
+
+
+def _package(task: str) -> Any:
+    """Import `datasets`, an extra that takes a second; ValueError if it is not installed."""
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError(
+            f"The task {task!r} needs the package datasets: pip install -e '.[data]'."
+        ) from None
+    return datasets

@@ -3,6 +3,7 @@
 import functools
 import json
 
+import ml_collections
 import pytest
 
 import command_line
@@ -87,6 +88,34 @@ def test_a_chat_has_one_bos(chat_model):
     assert ids == tokenizer.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
 
 
+def test_first_turns_of_questions(chat_model, pair, written, capsys):
+    """Prompts are written by the template, or raw where there is none, with one line about it."""
+    rows = [
+        {"turns": ["a\nb", "c"], "category": "qa"},
+        {"turns": ["d"], "input": "e"},
+        *[{"turns": ["f"]}] * 2,
+    ]
+    path = written(*rows)
+    prompt = PROMPT.replace("[system]\nreturn\n", "")
+    chats = [prompt.replace(CHAT[1]["content"], turn) for turn in ("a\nb", "f", "f")]
+    assert inputs.read_texts(path, chat_model) == [chats[0], "e", *chats[1:]]
+    assert "raw text" not in capsys.readouterr().err
+    assert inputs.read_texts(path, pair.target.name) == ["a\nb", "e", "f", "f"]
+    assert capsys.readouterr().err.count("no chat template: prompts are the raw text") == 1
+
+
+def test_the_task_of_questions_has_prompts(chat_model, written):
+    """The first turns for `select` and the experiments are in the target's template."""
+    path = written({"turns": ["a"], "category": "qa"}, {"turns": ["b"], "category": "rag"})
+    config = ml_collections.ConfigDict(
+        {"task": "spec_bench", "split": "test", "data_dir": path, "target": chat_model}
+    )
+    texts = [one.input for one in inputs.load_examples(config)]
+    assert texts == [f"{EOS}[user]\n{turn}\n[assistant]" for turn in "ab"]
+    config.categories = ("rag",)
+    assert [one.input for one in inputs.load_examples(config)] == texts[1:]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -96,9 +125,10 @@ def test_a_chat_has_one_bos(chat_model):
         ("9" * 5000, "not JSON ("),
         ("[1]", "not a JSON object: '[1]'. Give {"),
         ('"a"', "not a JSON object: '\"a\"'. Give {"),
-        ({}, "neither input nor messages. Give {"),
-        ({"prompt": "a"}, "neither input nor messages. Give {"),
+        ({}, "neither input nor messages nor turns. Give {"),
+        ({"prompt": "a"}, "neither input nor messages nor turns. Give {"),
         ({"input": "a", "messages": CHAT}, "both input and messages. Give {"),
+        ({"turns": []}, "turns=[] should be a list of one text or more. Give {"),
         ({"input": None}, "input=None should be a text. Give {"),
         ({"input": ["a"]}, "input=['a'] should be a text. Give {"),
         ({"messages": []}, "messages=[] should be a list of one message or more. Give {"),

@@ -17,7 +17,7 @@ from experiments.train import batches
 from experiments.train import tokenizer as tokenizers
 from experiments.train.batches import Order, Pair
 from specjax import checkpoints, tasks
-from specjax.tasks import jsonl, prose, python_source, trees
+from specjax.tasks import jsonl, prose, python_source, questions, trees
 from specjax.tasks.examples import Example
 
 GOLDEN = [
@@ -308,6 +308,92 @@ def test_jsonl_and_its_errors(tmp_path):
         tasks.load("prase", "test")
     with pytest.raises(ValueError, match="no split 'dev'"):
         tasks.load("parse", "dev")
+
+
+QUESTIONS = [
+    {"question_id": 81, "category": "writing", "turns": ["Write a line.", "Once more."]},
+    {"question_id": 161, "category": "translation", "turns": ["Say: no"], "reference": ["nein"]},
+    {"question_id": 99, "category": "math", "turns": ["2 + 2"], "reference": []},
+]
+
+
+def write_questions(path, rows=QUESTIONS):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_questions_of_a_file(tmp_path):
+    """MT-bench's categories are one kind; either name selects."""
+    path = write_questions(tmp_path / "question.jsonl")
+    found = questions.load(path)
+    assert [one.question_id for one in found] == [81, 161, 99]
+    assert [one.kind for one in found] == ["conversation", "translation", "conversation"]
+    assert found[0].turns == ("Write a line.", "Once more.")
+    assert [one.reference for one in found] == ["", "nein", ""]
+    assert questions.load(path, ["conversation"]) == [found[0], found[2]]
+    assert questions.load(tmp_path, ["math", "translation"]) == found[1:]
+    assert tasks.load("spec_bench", "test", path, ["translation"]) == [Example("Say: no", "nein")]
+    with pytest.raises(ValueError, match=r"category 'rag': it has conversation, writing, tra"):
+        questions.load(path, ["math", "rag"])
+
+
+def test_questions_of_a_directory_and_of_a_data_set(tmp_path):
+    """Files as in DeepSpec's eval_datasets, whose rows have turns alone, and a hub's layout."""
+    for name in ("gsm8k", "alpaca"):
+        write_questions(tmp_path / f"{name}.jsonl", [{"turns": ["a"]}, {"turns": ["b"]}])
+    found = [(one.category, one.question_id) for one in questions.load(tmp_path)]
+    assert found == [("alpaca", 1), ("alpaca", 2), ("gsm8k", 1), ("gsm8k", 2)]
+    place = tmp_path / "hub"
+    place.mkdir()
+    columns = {name: [row[name] for row in QUESTIONS] for name in QUESTIONS[0]}
+    pq.write_table(pa.table(columns), place / "train-00000-of-00001.parquet")
+    assert [one.turns for one in questions.load(place)] == [tuple(r["turns"]) for r in QUESTIONS]
+    pq.write_table(pa.table(columns), place / "validation-00000-of-00001.parquet")
+    with pytest.raises(ValueError, match="has the splits train, validation, and none is named"):
+        questions.load(place)
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(ValueError, match="nothing cannot be read as a data set"):
+        questions.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"turns": ["a"]', "line 2: not JSON .*on each line"),
+        ("[1]", "line 2: not a JSON object"),
+        ('{"question": "a"}', "line 2: no turns. Give {"),
+        ('{"turns": []}', r"line 2: turns=\[\] should be a list of one text or more. Give {"),
+        ('{"turns": "a"}', "line 2: turns='a' should be a list"),
+        ('{"turns": ["a", 3]}', r"line 2: turns\[1\]=3 should be a text that is not blank"),
+        ('{"turns": [" "]}', r"line 2: turns\[0\]=' ' should be a text"),
+        (r'{"turns": ["\ud83d"]}', r"line 2: turns\[0\] holds half a character"),
+        ('{"turns": ["a"], "category": 3}', "line 2: category=3 should be a text"),
+        ('{"turns": ["a"], "question_id": [3]}', r"line 2: question_id=\[3\] should be a number"),
+    ],
+)
+def test_wrong_questions_are_named(tmp_path, line, message):
+    path = tmp_path / "question.jsonl"
+    path.write_text(f"{json.dumps(QUESTIONS[0])}\n{line}")
+    with pytest.raises(ValueError, match=message) as caught:
+        questions.load(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_questions_that_are_not_there(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    for place, message in (
+        ("empty.jsonl", "has no questions. Give {"),
+        ("none.jsonl", "No such file of questions: .*Spec-Bench's is https"),
+        ("a/b/c", "No such file of questions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            questions.load(tmp_path / place)
+    with pytest.raises(ValueError, match="no/set cannot be read as a data set"):
+        questions.load("no/set")  # tests are offline
+    with pytest.raises(ValueError, match="no train split: set split to test"):
+        tasks.load("spec_bench", "train", tmp_path)
+    with pytest.raises(ValueError, match=r"needs data_dir, a file of questions.*given: \[\]"):
+        tasks.load("spec_bench", "test")
 
 
 @pytest.fixture

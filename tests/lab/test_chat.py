@@ -1,19 +1,27 @@
-"""The chat with a real model: its prompts, its download, and rows of results."""
+"""The chat with a real model: its questions, groups and tables, its download, rows of results."""
 
 import collections
 import json
+import shlex
 import shutil
 import subprocess
 import zipfile
 from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 
 from command_line import ROOT, run
 from experiments.chat import __main__ as chat
-from experiments.chat import fetch, outputs
+from experiments.chat import fetch, groups, outputs, tables
+from specjax import decoding, drafters, generate
 from specjax.checkpoints import load
-from specjax.support import files
+from specjax.measure.timing import PLAIN
+from specjax.policies import Costs
+from specjax.sampling import Sampling
+from specjax.support import files, memory_maps
+from specjax.tasks import questions
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 FAMILY = ROOT / "families" / "prose" / "target"
@@ -31,44 +39,360 @@ def directory(tmp_path_factory):
 
 
 def test_there_are_two_prompts_of_each_of_six_kinds():
-    prompts = chat.read_prompts(chat.PROMPTS)
+    prompts = questions.load(chat.PROMPTS)
     assert set(collections.Counter(prompt.kind for prompt in prompts).values()) == {2}
     assert len({prompt.kind for prompt in prompts}) == 6
-    assert len({prompt.text for prompt in prompts}) == len(prompts)
+    assert len({prompt.turns for prompt in prompts}) == len(prompts)
 
 
-def test_prompts_are_put_into_the_template(directory):
-    target = load(directory)
-    (ids,) = chat.as_chat(target, [chat.Prompt("question", "Why?")])
-    assert target.tokenizer.decode(ids) == "</s>user: Why?\nassistant:"  # with BOS
-    target.tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="has no chat template"):
-        chat.as_chat(target, [chat.Prompt("question", "Why?")])
+ASKED = [
+    {"question_id": 81, "category": "writing", "turns": ["The value of a", "And the name?"]},
+    {"question_id": 82, "category": "math", "turns": ["If the list is empty", "Why?"]},
+    {"question_id": 321, "category": "qa", "turns": ["What is a name, and what is a value?"]},
+    {"question_id": 322, "category": "qa", "turns": ["Return the value. " * 200]},
+    {"question_id": 323, "category": "qa", "turns": ["Who returns it?"]},
+]
+LENGTHS = "--config.max_new_tokens=5", "--config.repeats=1"
+
+
+@pytest.fixture(scope="module")
+def target(directory):
+    return load(directory)
+
+
+@pytest.fixture
+def asked(tmp_path):
+    files.write_rows(tmp_path / "question.jsonl", ASKED)
+    return f"--config.questions={tmp_path / 'question.jsonl'}"
+
+
+def test_questions_that_leave_no_room_are_left_out(target, asked, tmp_path):
+    """None is cut, and their number does not depend on the others."""
+    some = questions.load(tmp_path / "question.jsonl")
+    limit = groups.most_tokens(target, 5)
+    assert limit == target.config.max_positions - 5
+    fit, left_out = groups.choose(target, some, 0, limit)
+    assert [one.question.question_id for one in fit] == [81, 82, 321, 323]
+    assert [one.question_id for one in left_out] == [322]
+    assert "1 question left out, since" in chat.too_long(left_out, limit)
+    assert target.tokenizer.decode(fit[0].ids) == "</s>user: The value of a\nassistant:"
+    with pytest.raises(ValueError, match=r"All 5 questions are too long: .* Lower max_new_tokens"):
+        groups.choose(target, some, 0, 3)
+
+
+def test_groups_have_batches_of_like_questions(target, tmp_path, asked):
+    some = questions.load(tmp_path / "question.jsonl")
+    fit, _ = groups.choose(target, some, 0, 10_000)
+    made = groups.grouped(fit, 2, 8)
+    ids = [[[q.question_id for q in b.questions] for b in group.batches] for group in made]
+    assert ids == [[[81, 82]], [[323, 321], [322, 323]]]  # by length; the last is filled
+    assert [batch.filled for group in made for batch in group.batches] == [0, 0, 1]
+    alone = groups.grouped(fit, 1, 2)
+    assert [(group.kind, group.number, len(group.batches)) for group in alone] == [
+        ("conversation", 0, 2), ("qa", 0, 2), ("qa", 1, 1),
+    ]  # fmt: skip
+
+
+def test_widths_are_few():
+    assert groups.widths(1600) == [128, 256, 512, 1024, 2048]
+    assert groups.widths(150) == [192]
+    assert [groups.width_of(n, [128, 256]) for n in (1, 128, 129, 257, 600)] == [
+        128, 128, 256, 512, 1024,
+    ]  # fmt: skip
+
+
+def test_without_a_template_prompts_are_raw(directory):
+    bare = load(directory)
+    bare.tokenizer.chat_template = None
+    chat_ = [groups.user("Why?"), {"role": "assistant", "content": "So."}, groups.user("How?")]
+    (ids,) = groups.encode(bare, [chat_])
+    assert bare.tokenizer.decode(ids, skip_special_tokens=True) == "Why?\n\nSo.\n\nHow?"
+
+
+def test_an_encoder_decoder_reads_turns_as_they_stand(pair):
+    """Its limit is that of sources, which leave all positions to the answer."""
+    target = load(pair.target.name)
+    assert target.config.is_encoder_decoder
+    assert groups.encode(target, [[groups.user("x = 1")]]) == decoding.tokenize(target, ["x = 1"])
+    assert groups.most_tokens(target, 96) == target.max_source_len
+    assert groups.most_tokens(target, 96, 7) == 7
+
+
+def test_a_group_by_hand(target, tmp_path, asked, monkeypatch):
+    """Later prompts hold plain decoding's answers; each shape is compiled once; counts are those of
+    `generate`."""
+    some = questions.load(tmp_path / "question.jsonl", ["conversation"])
+    fit, _ = groups.choose(target, some, 0, 100)
+    draft, how = drafters.load("lookup", target), Sampling(0)
+    methods = {
+        PLAIN: decoding.plain(target, how),
+        "lookup": decoding.build(target, draft, gamma=2, sampling=how),
+    }
+    said, chats, encode = [], [], groups.encode
+
+    def spy(target, given):
+        chats.extend([dict(message) for message in chat_] for chat_ in given)
+        return encode(target, given)
+
+    monkeypatch.setattr(groups, "encode", spy)
+    decoder = groups.Decoder(
+        methods, target, [128], max_new_tokens=6, limit=100, key=jax.random.key(0), repeats=1,
+        say=said.append,
+    )  # fmt: skip
+    (group,) = groups.grouped(fit, 1, 8)
+    made = decoder.decode(group)
+    assert sum(line.startswith("compiling") for line in said) == 1
+    (first, _), (ours, _) = (
+        [turn["outputs"][0] for turn in made[name][0]["turns"]] for name in methods
+    )
+    one = group.batches[0].questions[0]
+    answer = {"role": "assistant", "content": first["text"]}
+    asked_first = [groups.user(one.turns[0])]
+    assert chats[:2] == [asked_first, [*asked_first, answer, groups.user(one.turns[1])]]
+    ids = encode(target, [asked_first])
+    (row,) = generate(target, draft, ids, gamma=2, max_new_tokens=6).rows
+    assert ours["same"]
+    assert row.text == first["text"]
+    assert "text" not in ours
+    for name in ("target_calls", "drafted", "accepted", "accepted_lengths", "tested"):
+        assert ours[name] == getattr(row, name)
+    decoder.limit = len(ids[0])
+    monkeypatch.setattr(memory_maps, "clearings", lambda: 1)  # the programs were dropped
+    assert decoder.decode(group)["lookup"][0]["unasked"] == 1
+    assert sum(line.startswith("compiling") for line in said) == 2
+
+
+def bench(directory, tmp_path, *arguments):
+    """Arguments of a run of the command; those given go before the usual ones."""
+    usual = (
+        f"--config.target={directory}", "--config.drafts=('lookup',)", "--config.gammas=(2,)",
+        "--config.dtype=", *LENGTHS, f"--workdir={tmp_path}",
+    )  # fmt: skip
+    given = {argument.partition("=")[0] for argument in arguments}
+    kept = [argument for argument in usual if argument.partition("=")[0] not in given]
+    return "experiments.chat", *kept, *arguments
 
 
 @pytest.mark.parametrize("dtype", ["", "bfloat16"])
 def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
     """Rows of both loops; in bfloat16 plain decoding in float32 is a baseline too."""
-    outcome = run(
-        monkeypatch, capsys, "experiments.chat",
-        f"--config.target={directory}", "--config.drafts=('lookup',)", "--config.gammas=(2,)",
-        "--config.max_new_tokens=5", "--config.repeats=1", "--config.costs=True",
-        f"--config.dtype={dtype}", f"--workdir={tmp_path}",
-    )  # fmt: skip
+    arguments = bench(directory, tmp_path, f"--config.dtype={dtype}")
+    outcome = run(monkeypatch, capsys, *arguments)
     assert outcome.status == 0, outcome.stderr
     rows = files.read_rows(tmp_path / "results.jsonl")
     names = ["plain decoding", *(["plain decoding, float32"] if dtype else []), "lookup, γ = 2"]
-    assert [row["method"] for row in rows] == names
-    assert max(row["speedup"] for row in rows[:-1]) == pytest.approx(1)
-    assert rows[-1]["tau"] >= 1
-    assert min(rows[-1][name] for name in ("v", "predicted")) > 0
-    assert len(rows[-1]["acceptance_by_position"]) == 2
+    assert [row["method"] for row in rows] == 6 * names
     assert all({"commit", "device", "dtype", "batch", "seed"} <= set(row) for row in rows)
-    assert {len(row["speedup_by_kind"]) for row in rows} == {6}
+    assert {row["dtype"] for row in rows} == {dtype or "float32"}  # of the drafts' target
+    (block,) = tables.blocks(rows)
+    figures = tables.table(block)
+    assert [row["kind"] for row in figures[:: len(names)]] == [*block.kinds, "all"]
+    every = figures[-len(names) :]
+    assert max(row["speedup"].value for row in every[:-1]) == pytest.approx(1)
+    assert every[-1]["inputs"] == 12
+    assert every[-1]["tau"] >= 1
     if not dtype:
-        assert rows[-1]["same_as_plain"] == 12
+        assert every[-1]["same"] == 12
         assert "the same tokens" in outcome.stdout
     assert "Fastest for conversation" in outcome.stdout
+    assert shlex.join(arguments[1:]) in (tmp_path / "report.md").read_text()
+
+
+def test_policies_batches_and_a_run_that_goes_on(directory, asked, monkeypatch, capsys, tmp_path):
+    """A run that was cut off in a group decodes this one again, and keeps the others' rows. Other
+    settings, questions and costs are refused by name."""
+    arguments = bench(
+        directory, tmp_path, asked, "--config.policies=('lookahead',)",
+        "--config.batch_sizes=(2,)", "--config.temperatures=(1.0,)", "--config.gammas=(1,)",
+    )  # fmt: skip
+    outcome = run(monkeypatch, capsys, *arguments)
+    assert outcome.status == 0, outcome.stderr
+    assert "1 question left out, since" in outcome.stdout
+    lines = (tmp_path / "results.jsonl").read_text().splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines]
+    names = ["plain decoding", "lookup, γ = 1", "lookup, lookahead"]
+    assert [row["method"] for row in rows] == 2 * names
+    assert [row["policy"] for row in rows[:3]] == ["", "", "lookahead"]
+    page = (tmp_path / "report.md").read_text()
+    assert "## T = 1, batch 2" in page
+    assert "| oracle |" in page  # lookahead had costs measured
+    assert len(files.read_rows(tmp_path / "costs.jsonl")) == 1
+    (tmp_path / "results.jsonl").write_text("".join(lines[:4]) + lines[4][:50])
+    again = run(monkeypatch, capsys, *arguments)
+    assert again.status == 0, again.stderr
+    found = (tmp_path / "results.jsonl").read_text().splitlines(keepends=True)
+    assert found[:3] == lines[:3]
+    assert len(found) == len(lines)
+
+    def counted(line):
+        return [turn["outputs"] for batch in json.loads(line)["batches"] for turn in batch["turns"]]
+
+    assert [*map(counted, found)] == [*map(counted, lines)]
+    other = run(monkeypatch, capsys, *arguments, "--config.seed=6")
+    assert "seed was 0 and is 6" in other.stderr
+    files.write_rows(tmp_path / "question.jsonl", ASKED[:-1])
+    other = run(monkeypatch, capsys, *arguments)
+    assert "belongs to a run that began with other settings, models or data: q" in other.stderr
+    assert (tmp_path / "results.jsonl").read_text().splitlines(keepends=True) == found
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--config.categories=('rag', 'qa')", "no questions of the category 'rag': it has convers"),
+        ("--config.policies=('lookahed',)", "There is no policy 'lookahed'"),
+        ("--config.drafts=('a/lookup', 'b/lookup')", "the tables name them lookup, lookup, which"),
+        ("--config.gammas=()", "gammas=() must be a list of numbers, and not empty"),
+        ("--config.questions=none.jsonl", "No such file of questions: none.jsonl"),
+        ("--config.group_size=0", "group_size=0"),
+    ],
+)
+def test_wrong_settings_are_named(directory, asked, argument, said, monkeypatch, capsys, tmp_path):
+    asked = () if "questions=" in argument else (asked,)
+    outcome = run(monkeypatch, capsys, *bench(directory, tmp_path, *asked, argument))
+    assert outcome.status == 1
+    assert said in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+# --- tables of rows made by hand -----------------------------------------------------------------
+
+
+def row_of(method, number, seconds, *, kind="qa", lengths=(1, 1, 0), tested=(2, 1), rows=1, **more):
+    """A row of one batch: each of its rows has the same counts."""
+    tokens = sum((i + 1) * n for i, n in enumerate(lengths))
+    output = {
+        "tokens": tokens, "target_calls": sum(lengths), "levels": 2 * sum(lengths),
+        "drafted": 2 * sum(lengths), "accepted": tokens - sum(lengths),
+        "accepted_lengths": list(lengths), "tested": list(tested), "same": True,
+    }  # fmt: skip
+    turn = {"decode": [seconds, seconds], "prefill": [0.5, 0.5], "outputs": [output] * rows}
+    batch = {"questions": [number] * rows, "filled": 0, "unasked": 0, "turns": [turn]}
+    facts = {"draft": "d" if method != PLAIN else None, "gamma": 0, "policy": ""}
+    return {
+        "method": method, "temperature": 0.0, "batch": rows, "category": kind, "group": number,
+        "batches": [batch], **facts, **more,
+    }  # fmt: skip
+
+
+def plain_row(number, seconds=3.0, tokens=3, **more):
+    """Plain decoding's row: a call for each token."""
+    return row_of(PLAIN, number, seconds, lengths=(tokens,), tested=(), **more)
+
+
+def block_of(*rows):
+    (block,) = tables.blocks(rows)
+    return block
+
+
+def test_counts_of_a_method():
+    """τ, and tokens drafted, verified, accepted and rejected, each per token of output."""
+    block = block_of(plain_row(0), row_of("a", 0, 1.0, gamma=2))
+    (_, row) = tables.table(block)
+    assert row["tau"] == 1.5
+    assert row["drafted"] == pytest.approx(4 / 3)
+    assert (row["verified"], row["accepted"]) == (1, pytest.approx(1 / 3))
+    assert row["verified"] == pytest.approx(row["accepted"] + row["rejected"])
+    assert row["speedup"].value == pytest.approx(3)
+    assert np.isnan(row["speedup"].low)  # of a single input
+    assert row["over_best"] is None
+    assert row["prefill"] == 0.5
+
+
+def test_acceptance_by_position_has_intervals():
+    rows = [plain_row(n) for n in range(40)]
+    accepted, rejected = (
+        {"lengths": (0, 0, 1), "tested": (1, 1)},
+        {"lengths": (3, 0, 0), "tested": (3, 0)},
+    )
+    rows += [row_of("a", n, 1.0, gamma=2, **(accepted if n % 2 else rejected)) for n in range(40)]
+    first, second = tables.acceptance(block_of(*rows).units["a"])
+    assert first.value == pytest.approx(20 / 80)
+    # Of the share 1/(1 + 3 (1 − p)/p), p the share of accepting questions, with deviation √(¼/40).
+    assert 0.1 < first.low < 0.19 < 0.32 < first.high < 0.45
+    assert second == (1, 1, 1)
+    assert (
+        tables.acceptance(
+            block_of(plain_row(0), row_of("a", 0, 1.0, lengths=(3, 0, 0), tested=(3, 0))).units["a"]
+        )[1]
+        is None
+    )
+
+
+def test_the_best_static_length_is_chosen_on_other_inputs():
+    """γ = 1 wins on even batches and γ = 2 on odd ones, so each half gets the slower one."""
+    rows = []
+    for n in range(10):
+        one, two = (1.0, 2.0) if n % 2 == 0 else (2.0, 1.0)
+        rows += [
+            plain_row(n),
+            row_of("one", n, one, gamma=1),
+            row_of("two", n, two, gamma=2),
+            row_of("policy", n, 1.0, gamma=2, policy="p"),
+        ]
+    block = block_of(*rows)
+    assert tables.over_best(block, "policy") == pytest.approx((2, 2, 2))
+    assert tables.over_best(block, "one").value == pytest.approx(2 / 1.5)
+    assert tables.over_best(block, PLAIN) is None
+    assert tables.speedup(block, "policy") == pytest.approx((3, 3, 3))
+
+
+def test_the_fastest_plain_decoding_is_the_baseline():
+    rows = [plain_row(n) for n in range(2)]
+    rows += [{**plain_row(n, 1.5), "method": "wide"} for n in range(2)]
+    rows += [row_of("a", n, 1.0, gamma=2) for n in range(2)]
+    block = block_of(*rows)
+    assert tables.fastest_plain(block) == "wide"
+    assert tables.speedup(block, "a").value == pytest.approx(1.5)
+    assert tables.speedup(block, PLAIN).value == pytest.approx(0.5)
+
+
+def test_the_oracle_drafts_what_is_accepted():
+    """Rounds of 0 and 1 accepted tokens, at costs in steps of plain decoding, which take 1 s."""
+    costs = Costs(0.25, [1.0, 1.5, 2.0])
+    rows = [plain_row(n) for n in range(2)] + [row_of("a", n, 9.0, gamma=2) for n in range(2)]
+    block = block_of(*rows)
+    assert tables.oracle(block, "d", costs) == pytest.approx(3 / (1.0 + 0.25 + 1.5))
+    assert tables.predicted(block, "a", costs) == pytest.approx(1.5 / (2 * 0.25 + 2))
+    # A batch waits for its slowest row, whose neighbour here needs no round.
+    slow = row_of("a", 0, 9.0, gamma=2, rows=2)
+    outputs = slow["batches"][0]["turns"][0]["outputs"]
+    slow["batches"][0]["turns"][0]["outputs"] = [
+        outputs[0],
+        {**outputs[0], "accepted_lengths": [0, 0, 0]},
+    ]
+    block = block_of(plain_row(0, rows=2), slow)
+    assert tables.oracle(block, "d", costs) == pytest.approx(3 / 2.75)
+
+
+def test_repeated_questions_count_in_times_alone():
+    row = row_of("a", 0, 1.0, gamma=2, rows=2)
+    row["batches"][0]["filled"] = 1
+    (unit,) = tables.units(row)
+    assert (unit.tokens, unit.waited, len(tables.questions([unit]))) == (6, 3, 1)
+
+
+def test_groups_that_some_method_lacks_are_left_out():
+    rows = [plain_row(0), row_of("a", 0, 1.0), plain_row(1)]
+    assert {name: len(of) for name, of in block_of(*rows).units.items()} == {PLAIN: 1, "a": 1}
+
+
+def test_the_picture_says_what_it_finds():
+    rows = []
+    for kind, lengths in (("qa", (1, 1, 0)), ("rag", (0, 0, 1))):
+        tested = (2, 1) if kind == "qa" else (1, 1)
+        rows += [
+            plain_row(0, kind=kind),
+            row_of("a", 0, 1.0, kind=kind, gamma=2, lengths=lengths, tested=tested),
+        ]
+    block = block_of(*rows)
+    panels = tables.pictured([(block, tables.table(block))])
+    assert tables.finding(panels[0]) == (
+        "d, T = 0: a first token is accepted most often in rag (1.00), least in qa (0.50)"
+    )
+    figure = tables.draw(panels)
+    assert len(figure.axes) == 1
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["qa", "rag", "all"]
 
 
 def wheel_of(names: dict[str, bytes]):

@@ -1,0 +1,506 @@
+"""Tables of decoded questions: functions from rows of results to figures and their cells.
+
+A row is a method's share of a group (`groups.Decoder.decode`): its batches, the turns of each, and
+of each turn the seconds by repeat and the outputs' counts. A block is the rows of one temperature
+and batch size.
+
+Intervals are of 95%, by a bootstrap over questions, and of times over batches of them. All methods
+are resampled together.
+"""
+
+import dataclasses
+import textwrap
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from matplotlib.figure import Figure
+
+from experiments import plots
+from specjax.measure import report
+from specjax.measure.timing import PLAIN
+from specjax.policies import Costs
+
+Rows = Sequence[Mapping[str, Any]]
+EVERY = "all"
+RESAMPLES = 1000
+WORDS = (
+    "Methods decode the same prompts in turns; those of later turns hold plain decoding's answers. "
+    "Prefill: seconds per input, all turns. "
+    "τ: tokens per target call. Counts are per token of output. Drafted: proposed by the draft, "
+    "all of them scored by the target. Verified: those that the rule reached, up to the first "
+    "rejection. Accepted and rejected: the verified ones. Speedup: of the loops alone, per token, "
+    "over the fastest plain decoding. / best γ: over the best static γ of the same draft, chosen "
+    "on one half of the inputs and applied to the other, both ways. Oracle: a bound from costs. It "
+    "takes the rounds of the longest static γ with exactly the accepted tokens drafted, which at "
+    "T = 0 are the same rounds, and the measured times of their parts. Predicted: τ / (γc + v + "
+    "overhead) for the rounds of a static γ. In brackets: 95% intervals, "
+    "by a bootstrap over inputs, of times over batches; none for a single one."
+)
+
+
+class Estimate(NamedTuple):
+    """A figure with its interval; NaN ends: no interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Unit(NamedTuple):
+    """A batch that one method decoded."""
+
+    kind: str
+    seconds: float  # of the loop, all turns, the median over repeats
+    prefill: float
+    tokens: int  # of all rows
+    waited: int  # tokens of the longest row, summed over turns
+    turns: list[list[dict[str, Any]]]  # counts of all rows, by turn
+    own: int  # rows that no other batch repeats
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The batches of one temperature and batch size: for each method the same, in one order."""
+
+    temperature: float
+    batch: int
+    units: Mapping[str, list[Unit]]
+    facts: Mapping[str, Mapping[str, Any]]  # draft, gamma and policy of each method
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of questions, in order."""
+        return [*dict.fromkeys(unit.kind for unit in self.units[PLAIN])]
+
+    def of(self, kind: str) -> "Block":
+        """Select the batches of one kind; `EVERY`: all."""
+        if kind == EVERY:
+            return self
+        chosen = {name: [u for u in of if u.kind == kind] for name, of in self.units.items()}
+        return dataclasses.replace(self, units=chosen)
+
+    def static(self, draft: str) -> list[str]:
+        """Names of the methods with a static γ of a draft, by γ."""
+        found = [name for name in self.drafting(draft) if not self.facts[name]["policy"]]
+        return sorted(found, key=lambda name: self.facts[name]["gamma"])
+
+    def drafting(self, draft: str) -> list[str]:
+        """Names of all methods with a draft."""
+        return [name for name, facts in self.facts.items() if facts["draft"] == draft]
+
+    @property
+    def drafts(self) -> list[str]:
+        """The drafts, in order."""
+        return [*dict.fromkeys(f["draft"] for f in self.facts.values() if f["draft"])]
+
+    @property
+    def plains(self) -> list[str]:
+        """Names of plain decoding, of which there may be two."""
+        return [name for name, facts in self.facts.items() if not facts["draft"]]
+
+
+def blocks(rows: Rows) -> list[Block]:
+    """Collect rows into blocks, in their order. Groups that some method lacks are left out."""
+    found = []
+    for temperature, batch in dict.fromkeys((row["temperature"], row["batch"]) for row in rows):
+        some = [r for r in rows if (r["temperature"], r["batch"]) == (temperature, batch)]
+        facts = {r["method"]: {f: r[f] for f in ("draft", "gamma", "policy")} for r in some}
+        made: dict[tuple[str, int], dict[str, list[Unit]]] = {}
+        for row in some:
+            made.setdefault((row["category"], row["group"]), {})[row["method"]] = units(row)
+        whole = [group for group in made.values() if group.keys() == facts.keys()]
+        by_method = {name: [u for group in whole for u in group[name]] for name in facts}
+        found.append(Block(temperature, batch, by_method, facts))
+    return found
+
+
+def units(row: Mapping[str, Any]) -> list[Unit]:
+    """The batches of a row."""
+    made = []
+    for batch in row["batches"]:
+        turns = [turn["outputs"] for turn in batch["turns"]]
+        lengths = [[one["tokens"] for one in outputs] for outputs in turns]
+
+        def took(what: str, batch: Mapping[str, Any] = batch) -> float:
+            return float(np.median(np.sum([turn[what] for turn in batch["turns"]], axis=0)))
+
+        made.append(
+            Unit(
+                row["category"],
+                took("decode"),
+                took("prefill"),
+                sum(map(sum, lengths)),
+                sum(map(max, lengths)),
+                turns,
+                len(batch["questions"]) - batch["filled"],
+            )
+        )
+    return made
+
+
+def questions(some: Sequence[Unit]) -> list[list[dict[str, Any]]]:
+    """The outputs of each question, without repeated ones: its turns."""
+    return [[turn[i] for turn in unit.turns] for unit in some for i in range(unit.own)]
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def resamples(count: int, parts: int = 1) -> Int[np.ndarray, "B N"]:
+    """How often each of `count` items is drawn, by resample; the first row is the items once.
+
+    Args:
+      parts: items i, i + parts, … are drawn among themselves.
+    """
+    generator = np.random.default_rng(0)
+    drawn = np.ones((RESAMPLES + 1, count), np.int64)
+    for part in range(parts):
+        if some := len(range(part, count, parts)):
+            share = np.full(some, 1 / some)
+            drawn[1:, part::parts] = generator.multinomial(some, share, RESAMPLES)
+    return drawn
+
+
+def estimate(values: Float[np.ndarray, " B"], count: int) -> Estimate:
+    """The figure of all items, with the interval of its resamples; none of a single item."""
+    kept = values[1:][np.isfinite(values[1:])]
+    if count < 2 or not len(kept):
+        return Estimate(float(values[0]), np.nan, np.nan)
+    return Estimate(float(values[0]), *np.quantile(kept, [0.025, 0.975]).tolist())
+
+
+def acceptance(some: Sequence[Unit]) -> list[Estimate | None]:
+    """P(position i is accepted | it was reached), i = 1 … γ; None where none was reached."""
+    each = questions(some)
+    lengths, tested = (
+        np.array([np.sum([turn[name] for turn in turns], axis=0) for turns in each])
+        for name in ("accepted_lengths", "tested")
+    )
+    drawn = resamples(len(each))
+    reached = drawn @ tested
+    passed = np.cumsum((drawn @ lengths)[:, ::-1], axis=1)[:, ::-1][:, 1:]
+    rates = np.divide(passed, reached, out=np.full(reached.shape, np.nan), where=reached > 0)
+    return [None if np.isnan(of[0]) else estimate(of, len(each)) for of in rates.T]
+
+
+def times(some: Sequence[Unit]) -> Float[np.ndarray, "2 N"]:
+    """Seconds and tokens of each batch."""
+    return np.array([[unit.seconds, unit.tokens] for unit in some], np.float64).T
+
+
+def per_token(some: Sequence[Unit]) -> float:
+    """Seconds of the loop for each token."""
+    seconds, tokens = times(some).sum(axis=1)
+    return float(seconds / tokens)
+
+
+def fastest_plain(block: Block) -> str:
+    """The name of the faster plain decoding."""
+    return min(block.plains, key=lambda name: per_token(block.units[name]))
+
+
+def speedup(block: Block, name: str) -> Estimate:
+    """Speedup per token over the fastest plain decoding."""
+    drawn = resamples(len(block.units[name]))
+    seconds, tokens = (drawn @ of for of in times(block.units[fastest_plain(block)]))
+    own_seconds, own_tokens = (drawn @ of for of in times(block.units[name]))
+    return estimate(seconds / tokens / (own_seconds / own_tokens), drawn.shape[1])
+
+
+def over_best(block: Block, name: str) -> Estimate | None:
+    """Speedup over the best static γ of the same draft, chosen on other batches.
+
+    γ is the fastest on one half of the batches, and its times on the other half count, both ways.
+    Each resample chooses again. None with fewer than two batches, or for plain decoding.
+    """
+    draft, count = block.facts[name]["draft"], len(block.units[name])
+    if count < 2 or draft is None or not (rivals := block.static(draft)):
+        return None
+    drawn = resamples(count, parts=2)
+    half = np.arange(count) % 2 == 0
+    took = np.array([times(block.units[rival]) for rival in rivals])  # [rivals, 2, N]
+    sums = [np.einsum("bn,rxn->brx", drawn * of, took) for of in (half, ~half)]
+    best = [np.argmin(of[..., 0] / of[..., 1], axis=1) for of in sums]
+    every = np.arange(len(drawn))
+    chosen = sums[1][every, best[0]] + sums[0][every, best[1]]
+    own_seconds, own_tokens = (drawn @ of for of in times(block.units[name]))
+    return estimate(chosen[:, 0] / chosen[:, 1] / (own_seconds / own_tokens), count)
+
+
+def oracle(block: Block, draft: str, costs: Costs) -> float | None:
+    """Speedup over the fastest plain decoding if each round had drafted what it got accepted.
+
+    The rounds are those of the longest static γ; c and v give their times, in steps of `PLAIN`,
+    whose measured time makes seconds of them. A batch waits for its slowest row. None without a
+    static γ.
+    """
+    if not (static := block.static(draft)):
+        return None
+    longest = block.units[static[-1]]
+    round_times = np.asarray(costs.round_times(costs.gamma_max), np.float64) / float(costs.token)
+    plain = block.units[PLAIN]
+    step = sum(unit.seconds for unit in plain) / sum(unit.waited for unit in plain)
+    took = 0.0
+    for unit in longest:
+        for outputs in unit.turns:
+            lengths = np.array([one["accepted_lengths"] for one in outputs])
+            took += step * (lengths @ round_times[: lengths.shape[1]]).max()
+    tokens = sum(unit.tokens for unit in longest)
+    return per_token(block.units[fastest_plain(block)]) / (took / tokens)
+
+
+def predicted(block: Block, name: str, costs: Costs) -> float | None:
+    """Speedup over the fastest plain decoding that the costs promise; None of policies.
+
+    Costs give it over `PLAIN`, and measured times make it one over the fastest.
+    """
+    facts = block.facts[name]
+    if facts["policy"] or not facts["draft"]:
+        return None
+    waited = [
+        [max(one[field] for one in outputs) for field in ("tokens", "target_calls", "levels")]
+        for unit in block.units[name]
+        for outputs in unit.turns
+    ]
+    promised = costs.speedup(facts["gamma"], *np.mean(waited, axis=0).tolist())
+    faster = per_token(block.units[fastest_plain(block)]) / per_token(block.units[PLAIN])
+    return None if promised is None else promised * faster
+
+
+def figures(
+    block: Block, kind: str, name: str, costs: Mapping[str, Costs] | None = None
+) -> dict[str, Any]:
+    """All figures of a method on one kind of questions.
+
+    Args:
+      costs: by draft, of this temperature and batch size.
+    """
+    some = block.of(kind)
+    each = questions(some.units[name])
+    outputs = [one for turns in each for one in turns]
+    facts = block.facts[name]
+    total = {
+        field: sum(one[field] for one in outputs)
+        for field in ("tokens", "target_calls", "drafted", "accepted")
+    }
+    verified = sum(sum(one["tested"]) for one in outputs)
+    known = (costs or {}).get(facts["draft"] or "")
+    return {
+        **facts,
+        "method": name,
+        "kind": kind,
+        "inputs": len(each),
+        "tau": total["tokens"] / total["target_calls"],
+        "acceptance": acceptance(some.units[name]) if facts["draft"] else [],
+        **{
+            field: count / total["tokens"] if facts["draft"] else None
+            for field, count in {
+                "drafted": total["drafted"],
+                "verified": verified,
+                "accepted": total["accepted"],
+                "rejected": verified - total["accepted"],
+            }.items()
+        },
+        "ms_per_token": 1e3 * per_token(some.units[name]),
+        "prefill": sum(unit.prefill for unit in some.units[name]) / len(each),
+        "speedup": speedup(some, name),
+        "over_best": over_best(some, name),
+        "oracle": oracle(some, facts["draft"], known) if known else None,
+        "predicted": predicted(some, name, known) if known else None,
+        "same": sum(all(one["same"] for one in turns) for turns in each),
+    }
+
+
+def table(block: Block, costs: Mapping[str, Costs] | None = None) -> list[dict[str, Any]]:
+    """The figures of all methods, by kind and in all."""
+    kinds = [*block.kinds, EVERY] if len(block.kinds) > 1 else block.kinds
+    return [figures(block, kind, name, costs) for kind in kinds for name in block.units]
+
+
+# --- cells ---------------------------------------------------------------------------------------
+
+
+def cell(value: Any) -> str:
+    """A figure with two decimals, and its interval if it has one; "" for None."""
+    if value is None:
+        return ""
+    if not isinstance(value, Estimate):
+        return f"{value:.2f}"
+    if np.isnan(value.low):
+        return f"{value.value:.2f}"
+    return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
+
+
+def point(value: Estimate | None) -> str:
+    """An estimate without its interval."""
+    return "–" if value is None else f"{value.value:.2f}"
+
+
+def of(name: str, row: Mapping[str, Any]) -> str:
+    """The cell of a field."""
+    return cell(row[name])
+
+
+def position(number: int, row: Mapping[str, Any]) -> str:
+    """The cell of a position, from 0; "–" where none was reached, "" beyond γ."""
+    if number >= len(row["acceptance"]):
+        return ""
+    return cell(row["acceptance"][number]) or "–"
+
+
+def main_columns(rows: Rows) -> list[report.Column]:
+    """Columns of the table of all figures; those that no row has are left out."""
+    named = {
+        "τ": "tau",
+        "drafted": "drafted",
+        "verified": "verified",
+        "accepted": "accepted",
+        "rejected": "rejected",
+        "speedup": "speedup",
+        "/ best γ": "over_best",
+        "oracle": "oracle",
+        "predicted": "predicted",
+    }
+    return [
+        ("category", lambda row: row["kind"]),
+        ("method", lambda row: row["method"]),
+        ("inputs", lambda row: str(row["inputs"])),
+        ("prefill, s", lambda row: f"{row['prefill']:.2f}"),
+        ("ms/token", lambda row: f"{row['ms_per_token']:.1f}"),
+        *(
+            (title, partial(of, name))
+            for title, name in named.items()
+            if any(row[name] is not None for row in rows)
+        ),
+    ]
+
+
+def position_columns(rows: Rows) -> list[report.Column]:
+    """Columns of the table of acceptance by position."""
+    longest = max((len(row["acceptance"]) for row in rows), default=0)
+    return [
+        ("category", lambda row: row["kind"]),
+        ("method", lambda row: row["method"]),
+        *((str(i + 1), partial(position, i)) for i in range(longest)),
+    ]
+
+
+def short_columns(rows: Rows) -> list[report.Column]:
+    """Columns of the terminal's table: the figures in all."""
+    more = {"speedup": "speedup", "/ best γ": "over_best", "oracle": "oracle"}
+    return [
+        ("method", lambda row: row["method"]),
+        ("ms/token", lambda row: f"{row['ms_per_token']:.1f}"),
+        ("τ", lambda row: f"{row['tau']:.2f}"),
+        *(
+            (title, partial(of, name))
+            for title, name in more.items()
+            if any(row[name] is not None for row in rows)
+        ),
+        ("accepted, by position", lambda row: " ".join(map(point, row["acceptance"]))),
+    ]
+
+
+def by_kind(rows: Rows) -> tuple[list[report.Column], list[dict[str, Any]]]:
+    """Columns and rows of the speedups by kind of question, a row for each method."""
+    kinds = [kind for kind in dict.fromkeys(row["kind"] for row in rows) if kind != EVERY]
+    found = [
+        {"method": name, **{r["kind"]: r["speedup"] for r in rows if r["method"] == name}}
+        for name in dict.fromkeys(row["method"] for row in rows)
+    ]
+    columns: list[report.Column] = [("method", lambda row: row["method"])]
+    return [*columns, *((kind, partial(point_of, kind)) for kind in kinds)], found
+
+
+def point_of(kind: str, row: Mapping[str, Any]) -> str:
+    """A method's speedup on a kind of question."""
+    return point(row[kind])
+
+
+def fastest(rows: Rows) -> str:
+    """Say which method was fastest on which kind of question."""
+    kinds = [kind for kind in dict.fromkeys(row["kind"] for row in rows) if kind != EVERY]
+    best = {
+        kind: max((r for r in rows if r["kind"] == kind), key=lambda r: r["speedup"].value)
+        for kind in kinds
+    }
+    said = "; ".join(f"{kind}: {row['method']}" for kind, row in best.items())
+    return f"Fastest for {said}."
+
+
+def costs_line(draft: str, costs: Costs, gammas: Sequence[int]) -> str:
+    """Say what a round of a draft costs, in steps of plain decoding."""
+    passes = ", ".join(f"v({gamma}) = {costs.v(gamma):.2f}" for gamma in gammas)
+    return f"{draft}: c = {costs.c:.2f}, {passes}."
+
+
+# --- picture -------------------------------------------------------------------------------------
+
+
+def finding(rows: Rows) -> str:
+    """Say on which kinds of question a draft's first token is accepted most and least often."""
+    known = {
+        row["kind"]: row["acceptance"][0].value
+        for row in rows
+        if row["kind"] != EVERY and row["acceptance"] and row["acceptance"][0]
+    }
+    if len(known) < 2:
+        return ""
+    high, low = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
+    return (
+        f"{rows[0]['draft']}, T = {rows[0]['temperature']:g}: a first token is accepted most often "
+        f"in {high} ({known[high]:.2f}), least in {low} ({known[low]:.2f})"
+    )
+
+
+def pictured(made: Sequence[tuple[Block, Rows]]) -> list[list[dict[str, Any]]]:
+    """The rows of each panel: the longest static γ of each draft, at the first batch size."""
+    panels = []
+    for block, rows in made:
+        if block.batch != made[0][0].batch:
+            continue
+        for draft in block.drafts:
+            if static := block.static(draft):
+                panels.append(
+                    [
+                        {**row, "temperature": block.temperature}
+                        for row in rows
+                        if row["method"] == static[-1]
+                    ]
+                )
+    return panels
+
+
+def draw(panels: Sequence[Sequence[Mapping[str, Any]]]) -> Figure:
+    """Draw acceptance by position, a panel for each draft and temperature, a line for each kind."""
+    columns = min(len(panels), 3)
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.4 * columns + 1.8, 2.9 * lines + 0.5), layout="constrained")
+    axes_of = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
+    kinds = [*dict.fromkeys(row["kind"] for panel in panels for row in panel)]
+    for axes, panel in zip(axes_of, panels, strict=False):
+        for row in panel:
+            known = [(i, one) for i, one in enumerate(row["acceptance"], 1) if one is not None]
+            at = [i for i, _ in known]
+            look: dict[str, Any] = plots.line(kinds.index(row["kind"]))
+            if row["kind"] == EVERY:
+                look = {"color": "0.2", "linewidth": 2.2}
+            axes.plot(at, [one.value for _, one in known], label=row["kind"], **look)
+            axes.fill_between(at, [one.low for _, one in known], [one.high for _, one in known],
+                              color=look["color"], alpha=0.08, linewidth=0)  # fmt: skip
+        axes.set_title(f"{panel[0]['draft']}, T = {panel[0]['temperature']:g}", fontsize=9)
+        axes.set_xticks(range(1, len(panel[0]["acceptance"]) + 1))
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel("drafted token")
+        plots.bare(axes)
+    for axes in axes_of[len(panels) :]:
+        axes.set_axis_off()
+    axes_of[0].set_ylabel("accepted, if those before were")
+    figure.legend(*axes_of[0].get_legend_handles_labels(), frameon=False, fontsize=8,
+                  loc="outside right center")  # fmt: skip
+    wide = int(11 * figure.get_figwidth())  # characters of a line
+    figure.suptitle(textwrap.fill(finding(panels[0]), wide), fontsize=10)
+    return figure
