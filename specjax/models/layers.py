@@ -670,14 +670,12 @@ class Decoder(nnx.Module):
         """Embed ids: (B, K) → (B, K, E). A tied embedding has the head's layout."""
         table = self.embedding[...]
         if table.dtype != self.dtype and self.embedding_scale is None:
-            # A loop's gather from bfloat16 would convert the whole table first on a CPU.
-            table = jax.lax.bitcast_convert_type(table, jnp.uint16)
+            # Else XLA converts the whole table of bfloat16 on a CPU, and does so before a loop.
+            table, tokens = jax.lax.optimization_barrier((table, tokens))
         if self.config.tie_word_embeddings and self.input_first:
             rows = jnp.moveaxis(table[:, tokens], 0, -1)
         else:
             rows = table[tokens]
-        if table.dtype == jnp.uint16:
-            rows = jax.lax.bitcast_convert_type(rows, self.embedding.dtype)
         if self.embedding_scale is None:
             return rows.astype(self.dtype)
         scale = self.embedding_scale[...][tokens][..., None]

@@ -1,7 +1,5 @@
 """Products of float32 rows and bfloat16 matrices, in each form that a CPU may choose."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -140,9 +138,9 @@ def test_what_is_not_finite_stays_so(units, wrong):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_loop_converts_no_whole_table(tied):
+def test_a_loop_copies_no_whole_table(tied):
     """It reads rows of a bfloat16 table; else XLA makes a float32 copy of the table on a CPU."""
-    made = llama.LlamaConfig(97, 32, 48, 1, 4, tie_word_embeddings=tied)
+    made = llama.LlamaConfig(4099, 32, 48, 1, 4, tie_word_embeddings=tied)
     wide = LanguageModel.of(llama.Llama(made, rngs=nnx.Rngs(0)))
     model = LanguageModel.of(narrow_weights(wide.module(), jnp.bfloat16))
 
@@ -153,7 +151,8 @@ def test_a_loop_converts_no_whole_table(tied):
         return jax.lax.fori_loop(0, count, turn, jnp.zeros((1, 3, 32)))
 
     tokens = jnp.array([[1, 2, 3]])
-    program = jax.jit(walk).lower(model, tokens, jnp.int32(2)).compile().as_text()
-    assert not re.search(r"= f32\[(97,32|32,97)\].* convert\(", program)
+    options = {"xla_backend_optimization_level": 2, "xla_llvm_disable_expensive_passes": False}
+    program = jax.jit(walk, compiler_options=options).lower(model, tokens, jnp.int32(2)).compile()
+    assert program.memory_analysis().temp_size_in_bytes < model.params["embedding"].nbytes / 2
     expected = wide.module().embed(tokens).astype(jnp.bfloat16).astype(jnp.float32)
     np.testing.assert_array_equal(model.module().embed(tokens), expected)
