@@ -560,7 +560,7 @@ def test_nothing_to_record(pair):
 def command(monkeypatch, capsys, tmp_path, pair):
     """A command on a small config of the pair."""
     examples = [tasks.Example(text, text) for text in TEXTS]
-    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples)
+    monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples)
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
     file = tmp_path / "small.py"
     file.write_text(

@@ -40,7 +40,7 @@ def command(monkeypatch, capsys, tmp_path):
 def test_serve(command, pair, tmp_path, monkeypatch):
     """Rows, a report, and a run that goes on."""
     examples = [tasks.Example(text, "") for text in TEXTS]
-    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples)
+    monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples)
     file = tmp_path / "small.py"
     file.write_text(
         "from configs import serve\n\n"

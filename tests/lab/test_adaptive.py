@@ -152,7 +152,7 @@ def config_file(pair, tmp_path):
 def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     """Rows, report and figures; an interrupted race runs again; without a head there is none."""
     examples = [tasks.Example(f"{text} $[b]$", text) for text in TEXTS]
-    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples)
+    monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples)
     work = tmp_path / "work"
     flags = f"--config={config_file}", f"--workdir={work}"
     command = functools.partial(command_line.run, monkeypatch, capsys, "experiments.adaptive")

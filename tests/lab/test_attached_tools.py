@@ -79,7 +79,7 @@ def config_of(pair, directory, made):
 @pytest.fixture
 def examples(monkeypatch):
     found = [tasks.Example(text, text) for text in TEXTS]
-    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): found)
+    monkeypatch.setattr(tasks, "load", lambda task, split, *_: found)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from specjax.support import files
 def test_batch(pair, tmp_path, monkeypatch, capsys):
     """Four inputs, one by one and as two batches of two; a race that was cut off runs again."""
     examples = [tasks.Example(text, text) for text in TEXTS]
-    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples)
+    monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples)
     file, work = tmp_path / "small.py", tmp_path / "work"
     file.write_text(
         "from configs import batch\n\n"

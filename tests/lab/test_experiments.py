@@ -657,7 +657,7 @@ def check_speedup(row):
 def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     """Everything that it writes; then an interruption, another config, an unwritable place."""
     examples = [tasks.Example(f"{text} $[b]$", text) for text in TEXTS]
-    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples)
+    monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples)
     monkeypatch.setattr(beam, "DRAFT_WIDTHS", (4,))
     work = tmp_path / "work"
     job = functools.partial(command, "experiments.reproduce", f"--config={config_file}")
@@ -837,7 +837,7 @@ def test_every_config_loads(name, argument):
     study.check_counts(config)
     config.lock()
     with pytest.raises(AttributeError, match="Did you mean"):
-        setattr(config, f"{next(iter(config))}s", 1)
+        setattr(config, f"{next(iter(config))}z", 1)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def reader(monkeypatch, tmp_path, pair):
     examples = [tasks.Example(text, text) for text in TEXTS]
     monkeypatch.setattr(finding, "locate", locate)
     monkeypatch.setattr(specjax, "enable_compilation_cache", lambda: None)
-    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples[:2])
+    monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples[:2])
     choose = functools.wraps(specjax.select)(functools.partial(specjax.select, gammas=(1,)))
     monkeypatch.setattr(specjax, "select", choose)
     for module, name, limits in (

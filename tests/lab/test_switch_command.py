@@ -31,7 +31,7 @@ def test_cost():
 @pytest.mark.slow
 def test_switch(command, pair, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        tasks, "load", lambda task, split, files=(): [tasks.Example(t, f" {t}") for t in TEXTS]
+        tasks, "load", lambda task, split, *_: [tasks.Example(t, f" {t}") for t in TEXTS]
     )
     file = tmp_path / "small.py"
     file.write_text(

@@ -104,7 +104,7 @@ def test_what_is_for_chains(command, tmp_path, module, config, message):
 def test_figure_1_of_trees(pair, tmp_path, monkeypatch):
     """The best draft's, by the config's tree; named, and with its branches."""
     monkeypatch.setattr(
-        tasks, "load", lambda task, split, files=(): [tasks.Example(t, t) for t in pairs.TEXTS]
+        tasks, "load", lambda task, split, *_: [tasks.Example(t, t) for t in pairs.TEXTS]
     )
     best = {"draft": pair.draft.name, "temperature": 0.0, "gamma": 2}
     monkeypatch.setattr(speedups, "best", lambda on: best)
