@@ -11,7 +11,8 @@ file like Spec-Bench's question.jsonl. The model is SmolLM2-135M-Instruct, which
 turns. Questions whose prompt leaves no room for an answer are left out by all methods, and counted.
 
 Shows an answer of each kind and the speedups. The workdir gets results.jsonl, costs.jsonl,
-report.md and positions.png. The same command continues a run that was cut off.
+report.md, positions.png, and in spec_bench/ the answers as Spec-Bench's own scripts read them. The
+same command continues a run that was cut off.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ from rich.padding import Padding
 from rich.rule import Rule
 
 from experiments import plots
-from experiments.chat import fetch, groups, tables
+from experiments.chat import answers, fetch, groups, tables
 from experiments.chat.groups import Asked
 from experiments.chat.tables import EVERY, Block
 from experiments.reproduce.study import check_counts, open_results
@@ -227,6 +228,7 @@ def main(_) -> None:
     for block, rows, _ in made:
         show(console, block, rows)
     write_report(bench, workdir, made)
+    answers.write(workdir, bench.asked, bench.results.done)
     if busy := doubts.busy([doubts.load_average()]):
         console.print(busy)
     console.print(f"Tables by category: {workdir / 'report.md'}", soft_wrap=True, markup=False)

@@ -220,7 +220,7 @@ class Decoder:
                         "decode": decode.tolist(),
                         "prefill": (whole - decode).tolist(),
                         "outputs": [
-                            counts(row, other, texts=name == PLAIN)
+                            counts(row, other, text=name == PLAIN or row.text != other.text)
                             for row, other in zip(outputs, plain, strict=True)
                         ],
                     }
@@ -250,13 +250,13 @@ class Decoder:
         return found
 
 
-def counts(row: Row, plain: Row, *, texts: bool) -> dict[str, Any]:
+def counts(row: Row, plain: Row, *, text: bool) -> dict[str, Any]:
     """What the tables need of an output: counts, and whether plain decoding's tokens are equal.
 
     Args:
-      texts: whether to keep the text too.
+      text: whether to keep the text too.
     """
     kept = ("target_calls", "drafted", "levels", "accepted", "accepted_lengths", "tested")
     found = {"tokens": row.emitted, **{name: getattr(row, name) for name in kept}}
     found["same"] = row.tokens == plain.tokens
-    return found | ({"text": row.text} if texts else {})
+    return found | ({"text": row.text} if text else {})

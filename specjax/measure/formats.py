@@ -28,8 +28,18 @@ WAY_OUT = (
 )
 
 
+class Answer(NamedTuple):
+    """What Spec-Bench's rows need of an output. A `Row` has these fields too."""
+
+    text: str
+    emitted: int
+    target_calls: int
+    accepted_lengths: Sequence[int]
+    rounds: Sequence[Mapping[str, Any]] = ()
+
+
 def spec_bench(
-    choices: Sequence[Sequence[tuple[Row, float]]],
+    choices: Sequence[Sequence[tuple[Row | Answer, float]]],
     *,
     question_id: int | str,
     category: str,
@@ -62,7 +72,7 @@ def spec_bench(
     }
 
 
-def accept_lengths(row: Row) -> list[int]:
+def accept_lengths(row: Row | Answer) -> list[int]:
     """Tokens that each target call emitted, in order if the row has its rounds.
 
     Without them the lengths ascend; the count, the sum and so the mean are the same.

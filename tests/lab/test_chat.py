@@ -179,6 +179,7 @@ def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
     arguments = bench(directory, tmp_path, f"--config.dtype={dtype}")
     outcome = run(monkeypatch, capsys, *arguments)
     assert outcome.status == 0, outcome.stderr
+    asked = files.read_rows(chat.PROMPTS)
     rows = files.read_rows(tmp_path / "results.jsonl")
     names = ["plain decoding", *(["plain decoding, float32"] if dtype else []), "lookup, γ = 2"]
     assert [row["method"] for row in rows] == 6 * names
@@ -195,6 +196,22 @@ def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
         assert every[-1]["same"] == 12
         assert "the same tokens" in outcome.stdout
     assert "Fastest for conversation" in outcome.stdout
+    theirs = {
+        name: files.read_rows(tmp_path / "spec_bench" / f"{name}-T0.jsonl")
+        for name in ("plain-decoding", "lookup-gamma-2")
+    }
+    for name, calls in (("plain-decoding", 1.0), ("lookup-gamma-2", every[-1]["tau"])):
+        choices = [row["choices"][0] for row in theirs[name]]
+        lengths = [length for one in choices for length in one["accept_lengths"]]
+        assert np.mean(lengths) == pytest.approx(calls)
+        assert sum(lengths) == sum(sum(one["new_tokens"]) for one in choices)
+        assert min(min(one["wall_time"]) for one in choices) > 0
+        assert [row["question_id"] for row in theirs[name]] == [row["question_id"] for row in asked]
+        assert [row["category"] for row in theirs[name]] == [row["category"] for row in asked]
+    if not dtype:
+        texts = [[row["choices"][0]["turns"] for row in some] for some in theirs.values()]
+        assert texts[0] == texts[1]
+        assert any(text for (text,) in texts[0])
     assert shlex.join(arguments[1:]) in (tmp_path / "report.md").read_text()
 
 
