@@ -318,8 +318,8 @@ def show_answers(
         cut = ["…"] if len(answer) > LINES else []
         console.print(Padding("\n".join(answer[:LINES] + cut), (0, 2)), markup=False)
         times = [f"{name} {min(turn['decode']):.1f} s" for name, turn in turns.items()]
-        said = "the same tokens" if same else "not all the same tokens"
-        console.print(f"{' · '.join(times)}: {said}", style="cyan", markup=False)
+        verdict = "the same tokens" if same else "not all the same tokens"
+        console.print(f"{' · '.join(times)}: {verdict}", style="cyan", markup=False)
 
 
 def show(console: Console, block: Block, rows: Sequence[dict[str, Any]]) -> None:
@@ -374,8 +374,8 @@ def same(block: Block, rows: Sequence[Mapping[str, Any]]) -> str:
     if block.temperature:
         return ""
     every = [row for row in rows if row["kind"] == rows[-1]["kind"] and row["method"] != PLAIN]
-    said = ", ".join(f"{row['method']} {row['same']}" for row in every)
-    return f"Questions of {every[0]['inputs']} with the tokens of {PLAIN}: {said}."
+    counts = ", ".join(f"{row['method']} {row['same']}" for row in every)
+    return f"Questions of {every[0]['inputs']} with the tokens of {PLAIN}: {counts}."
 
 
 if __name__ == "__main__":

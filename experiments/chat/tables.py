@@ -427,8 +427,8 @@ def fastest(rows: Rows) -> str:
         kind: max((r for r in rows if r["kind"] == kind), key=lambda r: r["speedup"].value)
         for kind in kinds
     }
-    said = "; ".join(f"{kind}: {row['method']}" for kind, row in best.items())
-    return f"Fastest for {said}."
+    winners = "; ".join(f"{kind}: {row['method']}" for kind, row in best.items())
+    return f"Fastest for {winners}."
 
 
 def costs_line(draft: str, costs: Costs, gammas: Sequence[int]) -> str:

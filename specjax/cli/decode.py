@@ -356,14 +356,14 @@ def chosen(method, target: checkpoints.Checkpoint, texts: list[str], config) -> 
     Arguments: `with_costs`.
     """
     found = trials.fastest(method, target, texts, **measuring(config, texts))
-    said = ""
+    sentence = ""
     if not found.gamma_max:
-        said = "no draft is worth its time, so none is made"
+        sentence = "no draft is worth its time, so none is made"
     elif found is not method:
         drafted = f"{found.gamma_max} token{'s' * (found.gamma_max != 1)}"
-        said = f"in its place every round drafts {drafted}"
-    if said:
-        print(f"{config.policy}: {said}", file=sys.stderr)
+        sentence = f"in its place every round drafts {drafted}"
+    if sentence:
+        print(f"{config.policy}: {sentence}", file=sys.stderr)
     return found
 
 
@@ -385,10 +385,10 @@ def by_position(lengths: np.ndarray, tested: np.ndarray) -> str:
       lengths, tested: `Row.accepted_lengths` and `Row.tested`, summed over rows.
     """
     rates = acceptance_rates(lengths, tested)
-    said = ", ".join("–" if np.isnan(rate) else f"{rate:.2f}" for rate in rates)
-    none = " (–: none was tested)" if "–" in said else ""
+    shares = ", ".join("–" if np.isnan(rate) else f"{rate:.2f}" for rate in rates)
+    none = " (–: none was tested)" if "–" in shares else ""
     mean = lengths @ np.arange(len(lengths)) / tested.sum() if tested.any() else np.nan
-    return f"Accepted of those tested, by position in the draft: {said}{none}; mean {mean:.2f}."
+    return f"Accepted of those tested, by position in the draft: {shares}{none}; mean {mean:.2f}."
 
 
 def took(
@@ -481,13 +481,13 @@ def likeness(method: Method, found: timing.Comparison) -> str:
     pairs = list(zip(found.outputs(timing.PLAIN), found.outputs(), strict=True))
     same = sum(plain.tokens == spec.tokens for plain, spec in pairs)
     if same == len(pairs) or method.sampling.greedy:
-        said = f"{same} of {len(pairs)} outputs are the same tokens."
+        sentence = f"{same} of {len(pairs)} outputs are the same tokens."
     else:
-        said = "At temperatures above 0 the methods draw different samples of one distribution."
+        sentence = "At temperatures above 0 the methods draw different samples of one distribution."
     if remark := rules.remark(method.rule, method.sampling):
-        said = said.replace("samples of one distribution", "samples")
-        return f"{said} {remark}."
-    return said
+        sentence = sentence.replace("samples of one distribution", "samples")
+        return f"{sentence} {remark}."
+    return sentence
 
 
 def check(config) -> None:

@@ -95,8 +95,8 @@ def _checked(row: Mapping[str, Any], place: str) -> str:
     if has_turns(row):
         return questions.turns_of(row, place)[0]
     if len(given) != 1:
-        said = "both input and messages" if given else "neither input nor messages nor turns"
-        raise ValueError(f"{place}: {said}. {WAY_OUT}")
+        problem = "both input and messages" if given else "neither input nor messages nor turns"
+        raise ValueError(f"{place}: {problem}. {WAY_OUT}")
     if given == ["input"]:
         if not isinstance(row["input"], str):
             raise ValueError(f"{place}: input={shown(row['input'])} should be a text. {WAY_OUT}")

@@ -221,8 +221,8 @@ def _target_step(method, contexts, state):
 def _draft_step(method, contexts, state):
     position = state.length - 1
     hidden, drafter = method.drafter.extend(_last(state), position, contexts.drafter, state.drafter)
-    said = proposal(method.drafter.logits(hidden), method.sampling)
-    token = dice_for(method).draft(state, jnp.int32(0), said.logprobs, said.best)
+    proposed = proposal(method.drafter.logits(hidden), method.sampling)
+    token = dice_for(method).draft(state, jnp.int32(0), proposed.logprobs, proposed.best)
     return _with_last(state, token, drafter=drafter)
 
 

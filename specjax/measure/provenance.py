@@ -27,6 +27,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.support import files
 
 NEEDED = ("dtype", "batch", "seed")
+SETTINGS = ("XLA_FLAGS", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64")  # of numbers and times
 PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
 _CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -141,11 +142,15 @@ def environment() -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command of this process, such as "python -m experiments.chat --workdir=runs/chat"."""
+    """The command of this process, with the variables of `SETTINGS` that are set."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is None:
-        return shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])
-    return shlex.join(["python", "-m", main.name.removesuffix(".__main__"), *sys.argv[1:]])
+        words = [pathlib.Path(sys.argv[0]).name]
+    else:
+        words = ["python", "-m", main.name.removesuffix(".__main__")]
+    known = [name for name in SETTINGS if name in os.environ]
+    settings = [f"{name}={shlex.quote(os.environ[name])}" for name in known]
+    return " ".join([*settings, shlex.join([*words, *sys.argv[1:]])])
 
 
 def commit() -> str:

@@ -302,8 +302,8 @@ def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
             boxes = [(event.begin_ms + i * width, width) for i in range(parts)]
             axes.broken_barh(boxes, (y - 0.3, 0.6), facecolor=colour, edgecolor="white",
                              linewidth=0.2, label=name)  # fmt: skip
-        said = f"  {len(run.tokens)} tokens, {run.target_calls} target calls"
-        axes.text(run.events[-1].end_ms, y, said, fontsize=8, va="center")
+        counted = f"  {len(run.tokens)} tokens, {run.target_calls} target calls"
+        axes.text(run.events[-1].end_ms, y, counted, fontsize=8, va="center")
     axes.set_yticks(range(len(rows)), [label for label, _ in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.3 * max(run.events[-1].end_ms for _, run in rows))

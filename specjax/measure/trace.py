@@ -126,11 +126,11 @@ def branches(round_: Round, gained: int, row: int = 0) -> list[Branch]:
         line = [node]
         while below[line[-1]]:
             line.append(below[line[-1]][0])
-        said = [tokens[one] for one in line]
-        found.append(Branch(behind, said))
+        drafted = [tokens[one] for one in line]
+        found.append(Branch(behind, drafted))
         for at in reversed(range(len(line))):
             for other in below[line[at]][1:]:
-                follow(other, behind + said[: at + 1])
+                follow(other, behind + drafted[: at + 1])
 
     for depth, node in reversed([*enumerate(path)][:gained]):
         for child in below[node]:

@@ -190,6 +190,8 @@ def test_rows_of_one_run_need_no_warning():
 
 def test_a_report_names_the_command_of_its_rows(monkeypatch):
     """As it would be typed, whether a module is run or a script is."""
+    for name in provenance.SETTINGS:
+        monkeypatch.delenv(name, raising=False)
     main = types.SimpleNamespace(__spec__=types.SimpleNamespace(name="experiments.chat.__main__"))
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "argv", ["/x/__main__.py", "--config.drafts=('lookup',)"])
@@ -202,6 +204,9 @@ def test_a_report_names_the_command_of_its_rows(monkeypatch):
     assert other["command"] == "specjax select"
     assert provenance.origin([other, other]).endswith("; seed 0. Made by `specjax select`.")
     assert " Made by " not in provenance.origin([row("aaaa")])
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2 --other")
+    slower = provenance.complete(row("aaaa"), {})["command"]
+    assert slower == "XLA_FLAGS='--xla_cpu_max_isa=AVX2 --other' specjax select"
 
 
 def test_what_rows_do_not_say_is_not_invented():

@@ -14,7 +14,7 @@ import pytest
 
 from command_line import ROOT, run
 from experiments.chat import __main__ as chat
-from experiments.chat import fetch, groups, outputs, tables
+from experiments.chat import answers, fetch, groups, outputs, tables
 from specjax import decoding, drafters, generate
 from specjax.checkpoints import load
 from specjax.measure.timing import PLAIN
@@ -171,6 +171,25 @@ def bench(directory, tmp_path, *arguments):
     given = {argument.partition("=")[0] for argument in arguments}
     kept = [argument for argument in usual if argument.partition("=")[0] not in given]
     return "experiments.chat", *kept, *arguments
+
+
+def test_an_answer_of_its_own_is_written(target, tmp_path, asked):
+    """Equal answers have plain decoding's text; seconds are the least of the repeats."""
+    (one,) = questions.load(tmp_path / "question.jsonl", ["math"])
+    rows = [plain_row(82, kind="conversation"), row_of("a", 82, 1.0, kind="conversation")]
+    rows += [row_of("b", 82, 2.0, kind="conversation")]
+    for row, text in zip(rows, ("plain", None, "own"), strict=True):
+        row["target"] = "t"
+        (turn,) = row["batches"][0]["turns"]
+        turn["prefill"] = [0.5, 0.25]
+        if text:
+            turn["outputs"][0]["text"] = text
+    made = [answers.of_method([groups.Asked(one, [1])], rows, name) for name in (PLAIN, "a", "b")]
+    choices = [line["choices"][0] for (line,) in made]
+    assert [choice["turns"] for choice in choices] == [["plain"], ["plain"], ["own"]]
+    assert [choice["wall_time"] for choice in choices] == [[3.25], [1.25], [2.25]]
+    assert choices[1]["accept_lengths"] == [1, 2]
+    assert made[2][0]["model_id"] == "t, b"
 
 
 @pytest.mark.parametrize("dtype", ["", "bfloat16"])
