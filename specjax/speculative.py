@@ -20,15 +20,15 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from specjax import passes
-from specjax import sampling as smp
 from specjax.dice import Dice, dice_for
 from specjax.drafters.base import Drafter, first_distribution, prefill, proposal
 from specjax.drafters.learning import learn_from
 from specjax.policies import Observation, Policy
+from specjax.policies.base import first_state
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round, Verdict, round_of
 from specjax.rules import AcceptanceRule, at_tokens, given_noise, resolve_rule
-from specjax.sampling import Purpose, Sampling
+from specjax.sampling import Sampling
 from specjax.state import State, begin, block, commit, is_finite
 from specjax.types import Context, Inputs, Model
 
@@ -80,8 +80,7 @@ def start(
     if hidden is not None:
         read = inputs.prompt[:, :-1], jnp.zeros_like(budget), hidden, inputs.prompt_len - 1
         drafter = method.drafter.observe(*read, drafter_context, drafter)
-    policy_keys = smp.fold(keys, jnp.zeros_like(budget), Purpose.POLICY)
-    policy = method.policy.init(policy_keys, method.gamma_max)
+    policy = first_state(method.policy, keys, method.gamma_max)
     room = {"buffer_len": buffer_len, "gamma_max": method.gamma_max}
     state = begin(inputs, keys, budget, cache=cache, drafter=drafter, policy=policy, **room)
     return Contexts(context, drafter_context), state

@@ -242,6 +242,7 @@ class Decoder:
             batch_size=len(ids),
             width=width,
             compiled=shape in self.compiled,
+            share=True,
             order=self.order,
             say=lambda what: self.say(f"{what.partition(' ')[0]}, prompts of {width}"),
         )

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Key
@@ -21,6 +22,7 @@ from specjax.loop import Method
 from specjax.measure import phases
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, Policy
+from specjax.policies.base import first_state
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling, as_sampling, key_for
@@ -221,6 +223,7 @@ def side_by_side(
     between: Callable[[], None] = lambda: None,
     note: Callable[[State], Any] = lambda state: None,
     compiled: bool = False,
+    share: bool = False,
     order: random.Random | None = None,
     say: Say = silent,
 ) -> Comparison:
@@ -235,6 +238,8 @@ def side_by_side(
       note: returns what to keep of each batch's final state.
       compiled: whether an earlier call has compiled these methods in these shapes, and nothing has
         dropped them since (`memory_maps.clearings`). Otherwise all decode the first batch before.
+      share: whether methods that differ in their policy alone start from one prefill, and count its
+        time each. Long prompts of many policies so take less.
       order: draws the order of the methods, as in `in_turns`.
       say: reports what is compiled and timed.
     """
@@ -242,15 +247,16 @@ def side_by_side(
     begin = partial(start, target=target, texts=texts, max_new_tokens=max_new_tokens, key=key,
                     rows=len(batches[0]), budgets=budgets, width=width)  # fmt: skip
 
+    begun = Begun(begin, share)
+
     def run(method: Method, batch: range) -> Run:
+        before, context, state = begun(method, batch)
         first = time.perf_counter()
-        context, state = jax.block_until_ready(begin(method, batch=batch))
-        middle = time.perf_counter()
         state = jax.block_until_ready(loop.decode(method, context, state))
-        end = time.perf_counter()
+        took = time.perf_counter() - first
         decoding.check_finite(state, names)
         rows = decoding.read_rows(state, [(index, 0) for index in batch], target)
-        return end - middle, end - first, rows, note(state)
+        return took, before + took, rows, note(state)
 
     programs = len({jax.tree.structure(method) for method in methods.values()})
     with memory_maps.kept(0 if compiled else programs):
@@ -259,6 +265,46 @@ def side_by_side(
             phases.at_once(lambda method: run(method, batches[0]), methods.values())
         runs = {name: partial(run, method) for name, method in methods.items()}
         return in_turns(runs, batches, repeats, turn=turn, between=between, order=order, say=say)
+
+
+class Begun:
+    """States before the first round, with the seconds that they took."""
+
+    def __init__(self, begin: Callable[..., tuple[Any, State]], share: bool):
+        """Keep begin(method, batch=…), and whether policies share its result."""
+        self.begin, self.share = begin, share
+        self.batch: range | None = None
+        self.kept: list[tuple[Method, float, Any, State]] = []
+
+    def __call__(self, method: Method, batch: range) -> tuple[float, Any, State]:
+        """Return seconds, context and a state that `loop.decode` may consume."""
+        if batch != self.batch:
+            self.batch, self.kept = batch, []
+        for other, seconds, context, state in self.kept:
+            if method.policy is not None and differ_in_policy(method, other):
+                policy = first_state(method.policy, state.keys, method.gamma_max)
+                # `decode` consumes each array once, so none may be shared.
+                state = jax.tree.map(jnp.copy, state.replace(policy=policy))
+                return seconds, context, jax.block_until_ready(state)
+        first = time.perf_counter()
+        context, state = jax.block_until_ready(self.begin(method, batch=batch))
+        seconds = time.perf_counter() - first
+        if self.share and method.policy is not None:
+            kept = jax.tree.map(jnp.copy, state.replace(policy=()))
+            self.kept.append((method, seconds, context, kept))
+        return seconds, context, state
+
+
+def differ_in_policy(one: Method, other: Method) -> bool:
+    """Whether two methods have equal arrays and structure, but for their policies."""
+    (first, *form), (second, *other_form) = (
+        jax.tree.flatten(dataclasses.replace(method, policy=None))  # type: ignore[type-var]
+        for method in (one, other)
+    )
+    return form == other_form and all(
+        mine is yours or np.array_equal(mine, yours)
+        for mine, yours in zip(first, second, strict=True)
+    )
 
 
 def start(

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int, Key, UInt32
 
 from specjax.pytrees import averaged
 from specjax.rounds import Round
+from specjax.sampling import Purpose, fold
 
 
 class Observation(NamedTuple):
@@ -119,6 +120,11 @@ class Policy(Protocol):
           rows: True for the A rows that were no padding.
         """
         return averaged(fresh, past, rows) if self.carries else fresh
+
+
+def first_state(policy: Policy, keys: Key[Array, " B"], gamma_max: int) -> Any:
+    """The policy's state before the first round, by the keys of the rows."""
+    return policy.init(fold(keys, jnp.zeros(keys.shape, jnp.int32), Purpose.POLICY), gamma_max)
 
 
 def within_a_draft(policy: Policy) -> bool:

@@ -20,10 +20,10 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import sampling as smp
 from specjax.policies import Costs, Observation, Policy, Round
+from specjax.policies.base import first_state
 from specjax.policies.constant import Constant
 from specjax.replay.rollouts import Rollouts, acceptance_point
 from specjax.rounds import idle
-from specjax.sampling import Purpose
 from specjax.support import memory_maps
 
 
@@ -246,12 +246,6 @@ def walk(
     start = zeros, state, Replayed(none, none, zeros, zeros, jnp.ones_like(emitted), unmarked)
     _, state, found = jax.lax.while_loop(more, one_round, start)
     return found, state
-
-
-def first_state(policy: Policy, keys: Key[Array, " N"], gamma_max: int) -> Any:
-    """Make the policy's first state as the loop does."""
-    zeros = jnp.zeros(keys.shape, jnp.int32)
-    return policy.init(smp.fold(keys, zeros, Purpose.POLICY), gamma_max)
 
 
 def walk_in_turn(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed:

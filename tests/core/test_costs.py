@@ -649,3 +649,30 @@ def test_decode_measures_costs(pair, tmp_path, monkeypatch, capsys):
     wrong = run(monkeypatch, capsys, "specjax decode", *flags, "--config.policy=goodput(x=1)")
     assert wrong.status == 1
     assert "'x'" in wrong.stderr
+
+
+def test_policies_may_share_a_prefill(pair, monkeypatch):
+    """Policies of one draft start from one state, others from their own; outputs do not change."""
+    texts, begun = decoding.tokenize(pair.target, TEXTS[:2]), []
+    prepare = decoding.prepare
+
+    def counted(method, *args, **options):
+        begun.append(method)
+        return prepare(method, *args, **options)
+
+    monkeypatch.setattr(decoding, "prepare", counted)
+    methods = {
+        timing.PLAIN: build(pair, None),
+        "3": build(pair, pair.draft, 3),
+        "heuristic": build(pair, pair.draft, 3, policy="heuristic"),
+        "average": build(pair, pair.draft, 3, policy="gammatune"),
+        "2": build(pair, pair.draft, 2),
+    }
+    options = {"max_new_tokens": 8, "key": jax.random.key(0), "repeats": 2, "compiled": True}
+    found = [timing.side_by_side(methods, pair.target, texts, share=share, **options)
+             for share in (False, True)]  # fmt: skip
+    assert len(begun) == 5 * 4 + 3 * 4  # methods, or methods without policies; times calls
+    for name in methods:
+        before, shared = (one.outputs(name) for one in found)
+        assert before == shared
+        assert np.all(found[1].decode[name] < found[1].whole[name])
