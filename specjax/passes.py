@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Bool, Int
 
 from specjax import devices
+from specjax.models.packing import Packing
 from specjax.policies import Policy
 from specjax.state import State
 
@@ -65,8 +66,49 @@ def narrowed(
     """
     full = method.slots
     each = [*sorted({width for width in method.widths if width < full}), full]
+    return _smallest(each, needed, lambda width, s, d: judge(s, d.within(width)), state, drafts)
+
+
+def packed(
+    method: Any,
+    judge: Callable[..., tuple[T, State]],
+    state: State,
+    drafts: Any,
+) -> tuple[T, State]:
+    """Run judge(state, drafts, packing) over few positions of all rows: those with a token.
+
+    Slots of the caches whose positions are left out are stale, as after a rejection.
+
+    Args:
+      method: `sizes` are the numbers of positions of compiled passes. A pass over all positions of
+        the batch has no packing; it is the only one if there are no sizes.
+      judge: as in `narrowed`.
+    """
+    whole = len(state.done) * method.slots
+
+    def positions(state, drafts):
+        return jnp.where(state.done, 0, drafts.length + 1)
+
+    def run(size, state, drafts):
+        # The lengths depend on the turn of the loop, so the packing does too.
+        first = partial(Packing.first, positions(state, drafts), method.slots)
+        return judge(state, drafts, None if size == whole else first(size))
+
+    each = [*sorted({size for size in method.sizes if size < whole}), whole]
+    return _smallest(each, jnp.sum(positions(state, drafts)), run, state, drafts)
+
+
+def _smallest(
+    each: list[int],
+    needed: Int[Array, ""],
+    judge: Callable[[int, State, Any], tuple[T, State]],
+    state: State,
+    drafts: Any,
+) -> tuple[T, State]:
+    """Run judge(size, state, drafts) with the smallest of some ascending sizes that is enough."""
+    full = each[-1]
     if len(each) == 1:
-        return judge(state, drafts)
+        return judge(full, state, drafts)
 
     def run(width, turn, carried):
         # `turn` is always 0. Whatever is read depends on it; otherwise XLA hoists the work of every
@@ -74,7 +116,7 @@ def narrowed(
         cache, drafter = carried
         length, rounds = state.length + turn, state.rounds + turn
         now = state.replace(length=length, rounds=rounds, cache=cache, drafter=drafter)
-        found, after = judge(now, _plus(turn, drafts.within(width)))
+        found, after = judge(width, now, _plus(turn, drafts))
         return (found, after.target_finite), (after.cache, after.drafter)
 
     # A loop of zero or one turns for each width: `lax.switch` would copy the caches.

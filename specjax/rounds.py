@@ -20,6 +20,7 @@ class Drafts(NamedTuple):
     entropy: Float[Array, "B G"]  # float32, of the same belief, in nats
     length: Int[Array, " B"]
     allowed: Int[Array, " B"]  # the longest draft that the policy allowed
+    drawn: Int[Array, " B"]  # tokens before a budget left some out; all decisions may read them
 
     @classmethod
     def empty(cls, rows: int, gamma: int, like: jax.ShapeDtypeStruct | Array) -> "Drafts":
@@ -36,6 +37,7 @@ class Drafts(NamedTuple):
             entropy=slots,
             length=none,
             allowed=none,
+            drawn=none,
         )
 
     def put(self, slot: Int[Array, ""], drafted: Bool[Array, " B"], *columns: Array) -> "Drafts":
@@ -47,7 +49,8 @@ class Drafts(NamedTuple):
         put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
         added = [put(old, new) for old, new in zip(self[:4], columns, strict=True)]
         length = self.length + drafted.astype(jnp.int32)
-        return self._replace(**dict(zip(Drafts._fields[:4], added, strict=True)), length=length)
+        columns_ = dict(zip(Drafts._fields[:4], added, strict=True))
+        return self._replace(**columns_, length=length, drawn=length)
 
     def within(self, width: int) -> "Drafts":
         """The drafts that a pass of `width` positions verifies: the first is the known token's."""

@@ -5,6 +5,8 @@ acceptance rule accepts, and adds one token of the target's own:
 
     draft → judge (verify, accept, observe) → conclude (commit, learn)
 
+With a verify budget, some drafted tokens of a batch are left out between the first two.
+
 The output's distribution is the target's, whatever the drafter and the policy. The loop over rounds
 is `loop.decode`; what exists for the hardware is in `passes`; `examples/algorithm1.py` is the same
 algorithm without batch and cache.
@@ -20,9 +22,12 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from specjax import passes
+from specjax.budgets import base as budgets
+from specjax.budgets.base import Budget
 from specjax.dice import Dice, dice_for
 from specjax.drafters.base import Drafter, first_distribution, prefill, proposal
 from specjax.drafters.learning import learn_from
+from specjax.models.packing import Packing, unpack
 from specjax.policies import Observation, Policy
 from specjax.policies.base import first_state
 from specjax.pytrees import pytree
@@ -46,6 +51,10 @@ class Speculative:
     gamma_max: int = dataclasses.field(metadata={"static": True})
     # Positions of narrower verify passes, for `passes.narrowed`.
     widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+    # Which drafted tokens of the batch are verified; None: all.
+    budget: Budget | None = None
+    # Positions of all rows in packed verify passes, for `passes.packed`.
+    sizes: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
     branches = dynamic = False  # drafts are chains
 
     def __post_init__(self):
@@ -81,8 +90,11 @@ def start(
         read = inputs.prompt[:, :-1], jnp.zeros_like(budget), hidden, inputs.prompt_len - 1
         drafter = method.drafter.observe(*read, drafter_context, drafter)
     policy = first_state(method.policy, keys, method.gamma_max)
+    own: dict[str, Any] = {"cache": cache, "drafter": drafter, "policy": policy}
+    if method.budget is not None:
+        own["verify"] = first_state(method.budget, keys, method.gamma_max)
     room = {"buffer_len": buffer_len, "gamma_max": method.gamma_max}
-    state = begin(inputs, keys, budget, cache=cache, drafter=drafter, policy=policy, **room)
+    state = begin(inputs, keys, budget, **own, **room)
     return Contexts(context, drafter_context), state
 
 
@@ -92,8 +104,11 @@ def step(
     """Run one round for every live row: the loop's body, which Python may call too."""
     dice = dice or dice_for(method)
     drafts, state = draft(method, contexts.drafter, state, dice)
-    judged = partial(judge, method, contexts, dice=dice)
-    verdict, state = passes.narrowed(method, jnp.max(drafts.length) + 1, judged, state, drafts)
+    judged = partial(judge, method, contexts, dice)
+    if method.sizes:
+        verdict, state = passes.packed(method, judged, state, drafts)
+    else:
+        verdict, state = passes.narrowed(method, jnp.max(drafts.length) + 1, judged, state, drafts)
     return conclude(method, contexts.drafter, state, drafts, verdict)
 
 
@@ -108,6 +123,7 @@ class Turn(NamedTuple):
     drafts: Drafts
     drafter: Any  # the drafter's state
     policy: Any  # the policy's state
+    chances: Any  # `budgets.base.Chances`; () without a budget
     finite: Bool[Array, ""]
 
 
@@ -118,24 +134,33 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     """
     policy, allowed = method.policy.begin(state.policy, method.gamma_max)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
+    chances: Any = ()
+    if method.budget is not None:
+        worth, chances = budgets.begin(method.budget, state.budget, ~state.done, method.gamma_max)
+        allowed = jnp.minimum(allowed, worth)
     allowed = jnp.broadcast_to(jnp.clip(allowed, 0, method.gamma_max), room.shape)
     cap = jnp.where(state.done, 0, jnp.minimum(allowed, room))
     known = state.tokens, state.length, context, state.drafter
     like = jax.eval_shape(partial(first_distribution, method.drafter, method.sampling), *known)
     drafts = Drafts.empty(len(cap), method.gamma_max, like)._replace(allowed=allowed)
-    drafts, drafter, policy, finite = passes.unless_idle(
+    drafts, drafter, policy, chances, finite = passes.unless_idle(
         method.policy,
         jnp.any(cap > 0),
         partial(draft_chain, method, context, state, cap, dice),
-        (drafts, state.drafter, policy, state.draft_finite),
+        (drafts, state.drafter, policy, chances, state.draft_finite),
     )
-    return drafts, state.replace(drafter=drafter, policy=policy, draft_finite=finite)
+    state = state.replace(drafter=drafter, policy=policy, draft_finite=finite)
+    if method.budget is None:
+        return drafts, state
+    kept = budgets.hand_out(method.budget, chances, drafts.length, ~state.done, method.sizes)
+    return drafts._replace(length=kept), state.replace(budget=chances.state)
 
 
 def draft_chain(method, context, state, cap, dice, changed) -> tuple:
     """Draft 1 to `cap` (B,) tokens for each row; each call reads the token before.
 
-    `changed` holds empty drafts, the states of drafter and policy, and whether logits were finite.
+    `changed` holds empty drafts, the states of drafter, policy and budget, and whether logits were
+    finite.
     """
 
     def more(turn):
@@ -149,13 +174,14 @@ def draft_chain(method, context, state, cap, dice, changed) -> tuple:
         hidden, drafter = method.drafter.extend(token, place, context, turn.drafter)
         return propose(method, state, cap, dice, hidden, turn._replace(drafter=drafter))
 
-    drafts, drafter, policy, finite = changed
+    drafts, drafter, policy, chances, finite = changed
     known = state.tokens, state.length, context, drafter
     # A fixed policy drafts in every round but a row's last, so the drafter never lags behind.
-    hidden, drafter = method.drafter.begin(*known, lags=not method.policy.fixed)
-    turn = Turn(jnp.int32(0), cap > 0, drafts, drafter, policy, finite)
+    every_round = method.policy.fixed and method.budget is None
+    hidden, drafter = method.drafter.begin(*known, lags=not every_round)
+    turn = Turn(jnp.int32(0), cap > 0, drafts, drafter, policy, chances, finite)
     turn = jax.lax.while_loop(more, again, propose(method, state, cap, dice, hidden, turn))
-    return turn.drafts, turn.drafter, turn.policy, turn.finite
+    return turn.drafts, turn.drafter, turn.policy, turn.chances, turn.finite
 
 
 def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -> Turn:
@@ -167,38 +193,55 @@ def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -
     seen = Observation(slot, going, proposed.logprobs, proposed.belief, hidden)
     policy, more = method.policy.keep_drafting(policy, seen)
     going &= more
+    chances = turn.chances
+    if method.budget is not None:
+        chances = budgets.before_the_draw(method.budget, chances, seen)
     noisy = method.rule.given_noise(proposed.logprobs, state.keys, state.length + slot)
     token = dice.draft(state, slot, noisy, proposed.best)
     confidence = at_tokens(proposed.belief, token).astype(jnp.float32)
     drafts = turn.drafts.put(slot, going, token, proposed.logprobs, confidence, seen.entropy)
     policy, more = method.policy.go_on(policy, going, confidence)
+    if method.budget is not None:
+        chances = chances._replace(state=method.budget.drawn(chances.state, confidence))
     going &= (drafts.length < cap) & more
-    return Turn(slot + 1, going, drafts, turn.drafter, policy, finite)
+    return Turn(slot + 1, going, drafts, turn.drafter, policy, chances, finite)
 
 
 # --- Lines 4 to 9: run the target in parallel, determine the number of accepted guesses -----------
 
 
 def judge(
-    method: Speculative, contexts: Contexts, state: State, drafts: Drafts, dice: Dice
+    method: Speculative,
+    contexts: Contexts,
+    dice: Dice,
+    state: State,
+    drafts: Drafts,
+    packing: Packing | None = None,
 ) -> tuple[Verdict, State]:
     """Verify, accept, and let the drafter observe, in one pass of the target."""
-    logprobs, hidden, state = verify(method, contexts.target, state, drafts)
+    logprobs, hidden, state = verify(method, contexts.target, state, drafts, packing)
     verdict = accept(method, state, drafts, logprobs, hidden, dice)
     return verdict, observe(method, contexts.drafter, state, drafts, verdict)
 
 
 def verify(
-    method: Speculative, context: Context, state: State, drafts: Drafts
+    method: Speculative,
+    context: Context,
+    state: State,
+    drafts: Drafts,
+    packing: Packing | None = None,
 ) -> tuple[Float[Array, "B K V"], Float[Array, "B K E"], State]:
     """Run the target at the last known token and at each drafted one, in one call.
 
     With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4. It
-    returns log-probabilities of the tokens after c, d and e, and the hidden states.
+    returns log-probabilities of the tokens after c, d and e, and the hidden states. With a packing
+    it computes those of some positions; entries of the others are arbitrary.
     """
     read = block(state, drafts.tokens), state.length - 1
-    hidden, cache = method.target(*read, context, state.cache)
+    packed = {} if packing is None else {"packing": packing}
+    hidden, cache = method.target(*read, context, state.cache, **packed)
     logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
+    logprobs, hidden = unpack(logprobs, packing), unpack(hidden, packing)
     finite = state.target_finite & is_finite(logprobs, ~state.done)
     return logprobs, hidden, state.replace(cache=cache, target_finite=finite)
 
@@ -243,7 +286,10 @@ def conclude(
 ) -> tuple[State, Round]:
     """Commit the round's tokens, and update drafter and policy by the round."""
     tokens = drafts.tokens, drafts.length, verdict.accepted, verdict.next_token
-    after = commit(state, *tokens, method.eos_ids)
+    calls = drafts.length, drafts.drawn
+    after = commit(state, *tokens, method.eos_ids, submitted=calls)
     round_ = round_of(state, after, drafts, verdict)
     drafter = learn_from(method, after.tokens, state.length, round_, context, after.drafter)
+    if method.budget is not None:
+        after = after.replace(budget=method.budget.update(after.budget, round_))
     return after.replace(drafter=drafter, policy=method.policy.update(after.policy, round_)), round_

@@ -51,6 +51,7 @@ class State(struct.PyTreeNode):
     cache: Any  # the target's; slots ≥ length − 1 are stale
     drafter: Any  # the drafter's own state
     policy: Any  # the policy's own state
+    budget: Any  # the verify budget's own state
     stats: Stats
     target_finite: Array  # [] bool, False once a live row's logits were not finite
     draft_finite: Array  # [] bool
@@ -68,12 +69,14 @@ def begin(
     cache: Any,
     drafter: Any = (),
     policy: Any = (),
+    verify: Any = (),
 ) -> State:
     """The state before the first round; the loop returns when all rows are done.
 
     Args:
       budget: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
       buffer_len: T ≥ prompt + budget + slots of a round, so that a verify pass never leaves it.
+      drafter, policy, verify: first states; `verify` is the verify budget's.
     """
     batch, prompt_len = inputs.prompt.shape
     tokens = jnp.zeros((batch, buffer_len), jnp.int32).at[:, :prompt_len].set(inputs.prompt)
@@ -88,6 +91,7 @@ def begin(
         cache=cache,
         drafter=drafter,
         policy=policy,
+        budget=verify,
         stats=Stats(
             target_calls=zeros,
             drafted=zeros,

@@ -77,6 +77,27 @@ class Model(Protocol):
         ...
 
 
+class PackingModel(Model, Protocol):
+    """A target that can compute some of a call's positions: N of all rows."""
+
+    packs: ClassVar[bool] = True
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B K"],
+        start: Int[Array, " #B"],
+        context: Context,
+        cache: Cache,
+        packing: Any = None,
+    ) -> tuple[Float[Array, "B K E"], Cache]:
+        """Run K tokens per row as `Model.__call__` does.
+
+        With a `specjax.models.packing.Packing` the hidden states are (N, E), and the slots of
+        positions that are not packed are stale.
+        """
+        ...
+
+
 class BranchingModel(Model, Protocol):
     """A target that can score a tree in one call."""
 

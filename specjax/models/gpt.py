@@ -27,6 +27,7 @@ from specjax.models.layers import (
     chain,
     split_heads,
 )
+from specjax.models.packing import Packing, pack, unpack
 from specjax.types import Layout
 
 ACTIVATIONS = {
@@ -84,12 +85,23 @@ class SelfAttention(nnx.Module):
         self.output = Linear(width, width, _residual_std(config), bias=True, rngs=rngs, dtype=dtype)
         self.heads = config.n_head
 
-    def __call__(self, x: Array, start: Array, bias: CausalBias, cache: KV | None):
-        """Map (B, K, E) to (B, K, E) and the cache; without one, the K tokens see one another."""
-        queries, keys, values = (split_heads(part, self.heads) for part in self.qkv(x))
+    def __call__(
+        self,
+        x: Array,
+        start: Array,
+        bias: CausalBias,
+        cache: KV | None,
+        packing: Packing | None = None,
+    ):
+        """Map (B, K, E) to (B, K, E) and the cache; without one, the K tokens see one another.
+
+        With a packing it maps (N, E) to (N, E).
+        """
+        parts = (unpack(part, packing) for part in self.qkv(x))
+        queries, keys, values = (split_heads(part, self.heads) for part in parts)
         scaled = queries * queries.shape[-1] ** -0.5
         mixed, cache = attend_and_write(scaled, KV.of(keys, values), cache, bias, start)
-        return self.output(mixed), cache
+        return self.output(pack(mixed, packing)), cache
 
 
 class FeedForward(nnx.Module):
@@ -120,8 +132,8 @@ class Layer(nnx.Module):
         self.feed_forward_norm = LayerNorm(width, epsilon, dtype=dtype)
         self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
 
-    def __call__(self, x: Array, start: Array, bias: CausalBias, cache: KV | None):
-        attended, cache = self.attention(self.attention_norm(x), start, bias, cache)
+    def __call__(self, x: Array, start: Array, bias: CausalBias, cache: KV | None, packing=None):
+        attended, cache = self.attention(self.attention_norm(x), start, bias, cache, packing)
         x = x + attended
         return x + self.feed_forward(self.feed_forward_norm(x)), cache
 
@@ -160,6 +172,7 @@ class GPT(Decoder):
         context: tuple[()],
         cache: tuple[KV, ...] | None,
         layout: Layout | None = None,
+        packing: Packing | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
         """Run K tokens per row; see `Decoder.states`.
 
@@ -172,10 +185,11 @@ class GPT(Decoder):
         positions = start[:, None] + (layout or chain(count)).depth
         bias = causal_bias(start, count, slots, layout=layout)
         last = self.config.n_positions - 1
-        x = self.embed(tokens) + self.positions[...][jnp.minimum(positions, last)]
+        positions = jnp.minimum(jnp.broadcast_to(positions, tokens.shape), last)
+        x = self.embed(pack(tokens, packing)) + self.positions[...][pack(positions, packing)]
         states, written = [x], []
         for i, layer in enumerate(self.layers):
-            x, kv = layer(x, start, bias, None if cache is None else cache[i])
+            x, kv = layer(x, start, bias, None if cache is None else cache[i], packing)
             states.append(x)
             written.append(kv)
         return states, tuple(written)

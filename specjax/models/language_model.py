@@ -8,7 +8,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from specjax import devices
-from specjax.models.layers import arrange
+from specjax.models.layers import Decoder, arrange
+from specjax.models.packing import Packing
 from specjax.models.sharding import Placement
 from specjax.pytrees import pytree
 from specjax.types import Cache, Context, Inputs, Layout
@@ -82,10 +83,12 @@ class LanguageModel:
         context: Context,
         cache: Cache,
         layout: Layout | None = None,
+        packing: Packing | None = None,
     ) -> tuple[Float[Array, "B K E"], Cache]:
-        """Run K tokens per row; see `Model.__call__`."""
-        # A user's module may have no argument for trees.
-        options = {} if layout is None else {"layout": layout}
+        """Run K tokens per row; see `Model.__call__` and `PackingModel`."""
+        # A user's module may have no argument for trees or packed positions.
+        given = {"layout": layout, "packing": packing}
+        options = {name: value for name, value in given.items() if value is not None}
         return self.module()(tokens, start, context, cache, **options)
 
     def compact(self, cache: Cache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Cache:
@@ -101,6 +104,11 @@ class LanguageModel:
     def branches(self) -> bool:
         """Whether the model is a `BranchingModel`."""
         return hasattr(self.module(), "compact")
+
+    @property
+    def packs(self) -> bool:
+        """Whether the model is a `PackingModel`. Rows of a mesh lie on several devices."""
+        return isinstance(self.module(), Decoder) and self.placement is None
 
     def logits(self, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
         """Logits of hidden states, without padding, which no rule and no filter may see."""

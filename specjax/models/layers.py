@@ -17,6 +17,7 @@ from jax import Array
 
 from specjax import devices
 from specjax.models import int8, products
+from specjax.models.packing import Packing
 from specjax.types import Inputs, Layout
 
 M = TypeVar("M", bound=nnx.Module)
@@ -621,9 +622,10 @@ class Decoder(nnx.Module):
         context: Any,
         cache: tuple[KV, ...] | None,
         layout: Layout | None = None,
+        packing: Packing | None = None,
     ) -> tuple[Array, tuple[KV, ...]]:
         """Run K tokens per row: (B, K, E) after the final norm, and the cache. See `states`."""
-        states, cache = self.states(tokens, start, context, cache, layout)
+        states, cache = self.states(tokens, start, context, cache, layout, packing)
         return self.final_norm(states[-1]), cache
 
     def compact(self, cache: tuple[KV, ...], start: Array, path: Array) -> tuple[KV, ...]:
@@ -640,6 +642,7 @@ class Decoder(nnx.Module):
         context: Any,
         cache: tuple[KV, ...] | None,
         layout: Layout | None = None,
+        packing: Packing | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
         """Run K tokens per row at positions start[b] … start[b]+K−1.
 
@@ -650,9 +653,11 @@ class Decoder(nnx.Module):
           cache: from `start` or the previous call. None: the tokens are the whole text and `start`
             is 0, as in training.
           layout: of the tokens in a tree; None: one after the other.
+          packing: the positions that are computed; None: all.
 
         Returns:
-          states: L + 1 of (B, K, E): the input of the first layer, and the output of each.
+          states: L + 1 of (B, K, E), or packed of (N, E): the input of the first layer, and the
+            output of each.
           cache: with slots start … start+K−1 overwritten.
         """
         raise NotImplementedError

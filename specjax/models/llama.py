@@ -29,6 +29,7 @@ from specjax.models.layers import (
     chain,
     split_heads,
 )
+from specjax.models.packing import Packing, pack, unpack
 from specjax.types import Layout
 
 INITIAL_STD = 0.02
@@ -226,31 +227,44 @@ class SelfAttention(nnx.Module):
         self.query_norm, self.key_norm = norm(), norm()
 
     def __call__(
-        self, x: Array, start: Array, bias: CausalBias, rotation: Rotation, cache: KV | None
+        self,
+        x: Array,
+        start: Array,
+        bias: CausalBias,
+        rotation: Rotation,
+        cache: KV | None,
+        packing: Packing | None = None,
     ):
-        """Map (B, K, E) to (B, K, E) and the cache; `bias` comes from `for_groups`."""
-        queries, new = self.project(x, rotation)
-        mixed, cache = attend_and_write(queries, new, cache, bias, start)
-        return self.merge(mixed), cache
+        """Map (B, K, E) to (B, K, E) and the cache; `bias` comes from `for_groups`.
 
-    def project(self, x: Array, rotation: Rotation) -> tuple[Array, KV]:
-        """Project (B, K, E) to queries (B, kv_heads, G·K, D), scaled, and keys and values."""
+        With a packing it maps (N, E) to (N, E).
+        """
+        queries, new = self.project(x, rotation, packing)
+        mixed, cache = attend_and_write(queries, new, cache, bias, start)
+        return self.merge(mixed, packing), cache
+
+    def project(
+        self, x: Array, rotation: Rotation, packing: Packing | None = None
+    ) -> tuple[Array, KV]:
+        """Project (B, K, E) or packed (N, E) to queries (B, kv_heads, G·K, D), scaled, and keys
+        and values."""
         heads = self.heads, self.kv_heads, self.kv_heads
-        queries, keys, values = map(split_heads, self.qkv(x), heads)
+        parts = [unpack(part, packing) for part in self.qkv(x)]
+        queries, keys, values = map(split_heads, parts, heads)
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
         queries, keys = rotation(queries) * queries.shape[-1] ** -0.5, rotation(keys)
         # The G heads of a group are stacked as G·K queries, so no key is copied for them.
-        grouped = queries.reshape(len(x), self.kv_heads, -1, queries.shape[-1])
+        grouped = queries.reshape(len(queries), self.kv_heads, -1, queries.shape[-1])
         return grouped, KV.of(keys, values)
 
-    def merge(self, mixed: Array) -> Array:
-        """Merge the results of `project`'s queries: (B, G·K, kv_heads·D) → (B, K, E)."""
+    def merge(self, mixed: Array, packing: Packing | None = None) -> Array:
+        """Merge the results of `project`'s queries: (B, G·K, kv_heads·D) → (B, K, E), or packed."""
         batch, groups = len(mixed), self.heads // self.kv_heads
         count, size = mixed.shape[1] // groups, mixed.shape[2] // self.kv_heads
         apart = mixed.reshape(batch, groups, count, self.kv_heads, size)
         together = jnp.moveaxis(apart, 1, 3).reshape(batch, count, -1)  # (B, K, kv_heads·G·D)
-        return self.output(together)
+        return self.output(pack(together, packing))
 
 
 def for_groups(bias: CausalBias, groups: int) -> CausalBias:
@@ -284,8 +298,9 @@ class Layer(nnx.Module):
         self.feed_forward_norm = RMSNorm(width, epsilon, dtype=dtype)
         self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
 
-    def __call__(self, x: Array, start: Array, bias, rotation, cache: KV | None):
-        attended, cache = self.attention(self.attention_norm(x), start, bias, rotation, cache)
+    def __call__(self, x: Array, start: Array, bias, rotation, cache: KV | None, packing=None):
+        seen = self.attention_norm(x)
+        attended, cache = self.attention(seen, start, bias, rotation, cache, packing)
         x = x + attended
         return x + self.feed_forward(self.feed_forward_norm(x)), cache
 
@@ -328,6 +343,7 @@ class Llama(Decoder):
         context: tuple[()],
         cache: tuple[KV, ...] | None,
         layout: Layout | None = None,
+        packing: Packing | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
         """Run K tokens per row; see `Decoder.states`."""
         del context
@@ -340,10 +356,11 @@ class Llama(Decoder):
             for window in set(windows)
         }
         rotation = Rotation.at(start[:, None] + (layout or chain(count)).depth, config)
-        x = self.embed(tokens)
+        x = self.embed(pack(tokens, packing))
         states, written = [x], []
         for i, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
-            x, kv = layer(x, start, biases[window], rotation, None if cache is None else cache[i])
+            own = None if cache is None else cache[i]
+            x, kv = layer(x, start, biases[window], rotation, own, packing)
             states.append(x)
             written.append(kv)
         return states, tuple(written)

@@ -30,6 +30,7 @@ from specjax.models.layers import (
     slide,
     split_heads,
 )
+from specjax.models.packing import Packing, pack, unpack
 from specjax.types import Inputs, Layout
 
 ACTIVATIONS = {
@@ -132,14 +133,21 @@ class SelfAttention(nnx.Module):
         queries, keys, values = self._project(x)
         return self.output(attend(queries, KV.of(keys, values), bias))
 
-    def cached(self, x: Array, start: Array, bias: CausalBias, cache: KV | None):
-        """Map (B, K, E) to (B, K, E) and the cache with their keys and values."""
-        queries, keys, values = self._project(x)
+    def cached(
+        self,
+        x: Array,
+        start: Array,
+        bias: CausalBias,
+        cache: KV | None,
+        packing: Packing | None = None,
+    ):
+        """Map (B, K, E), or packed (N, E), to the same and the cache with keys and values."""
+        queries, keys, values = self._project(x, packing)
         mixed, cache = attend_and_write(queries, KV.of(keys, values), cache, bias, start)
-        return self.output(mixed), cache
+        return self.output(pack(mixed, packing)), cache
 
-    def _project(self, x: Array) -> list[Array]:
-        return [split_heads(part, self.heads) for part in self.qkv(x)]
+    def _project(self, x: Array, packing: Packing | None = None) -> list[Array]:
+        return [split_heads(unpack(part, packing), self.heads) for part in self.qkv(x)]
 
 
 class CrossAttention(nnx.Module):
@@ -157,9 +165,10 @@ class CrossAttention(nnx.Module):
         """Project (B, S, E) to keys and values of S slots."""
         return KV.of(*(split_heads(part, self.heads) for part in self.kv(encoded)))
 
-    def __call__(self, x: Array, kv: KV, bias: Array) -> Array:
-        """Map (B, K, E) to (B, K, E)."""
-        return self.output(attend(split_heads(self.query(x), self.heads), kv, bias))
+    def __call__(self, x: Array, kv: KV, bias: Array, packing: Packing | None = None) -> Array:
+        """Map (B, K, E) to (B, K, E), or packed (N, E) to (N, E)."""
+        queries = split_heads(unpack(self.query(x), packing), self.heads)
+        return self.output(pack(attend(queries, kv, bias), packing))
 
 
 class FeedForward(nnx.Module):
@@ -205,10 +214,11 @@ class DecoderLayer(nnx.Module):
         self.feed_forward_norm = RMSNorm(width, epsilon, dtype=dtype)
         self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
 
-    def __call__(self, x: Array, start, self_bias, cross_kv, cross_bias, cache):
-        attended, cache = self.attention.cached(self.attention_norm(x), start, self_bias, cache)
+    def __call__(self, x: Array, start, self_bias, cross_kv, cross_bias, cache, packing=None):
+        seen = self.attention_norm(x)
+        attended, cache = self.attention.cached(seen, start, self_bias, cache, packing)
         x = x + attended
-        x = x + self.cross(self.cross_norm(x), cross_kv, cross_bias)
+        x = x + self.cross(self.cross_norm(x), cross_kv, cross_bias, packing)
         return x + self.feed_forward(self.feed_forward_norm(x)), cache
 
 
@@ -332,6 +342,7 @@ class T5(Decoder):
         context: Context,
         cache: tuple[KV, ...] | None,
         layout: Layout | None = None,
+        packing: Packing | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
         """Run K tokens per row; see `Decoder.states`."""
         cache, count = self.ready(tokens, cache), tokens.shape[1]
@@ -343,11 +354,12 @@ class T5(Decoder):
         old = jnp.arange(slots)[None, None, None, :] < start[:, None, None, None]
         before = jnp.where(old, slide(by_offset, start[:, None] + depth, slots), MASKED)
         self_bias = CausalBias(before, bias_within(by_offset, count, layout))
-        x = self.embed(tokens)
+        x = self.embed(pack(tokens, packing))
         states, written = [x], []
         for i, layer in enumerate(self.decoder):
-            layer_cache = None if cache is None else cache[i]
-            x, kv = layer(x, start, self_bias, context.cross[i], context.cross_bias, layer_cache)
+            own = None if cache is None else cache[i]
+            cross = context.cross[i], context.cross_bias
+            x, kv = layer(x, start, self_bias, *cross, own, packing)
             states.append(x)
             written.append(kv)
         return states, tuple(written)

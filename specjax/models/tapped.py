@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import Decoder
+from specjax.models.packing import Packing
 from specjax.pytrees import pytree
 from specjax.types import Cache, Context, Inputs, Layout
 
@@ -40,10 +41,11 @@ class Tapped:
         context: Context,
         cache: Cache,
         layout: Layout | None = None,
+        packing: Packing | None = None,
     ) -> tuple[Float[Array, "B K F"], Cache]:
         """Run K tokens per row; see `Model.__call__`; F = (1 + N)·E."""
         module = self.model.module()
-        states, cache = module.states(tokens, start, context, cache, layout)
+        states, cache = module.states(tokens, start, context, cache, layout, packing)
         taps = (states[layer] for layer in self.layers)
         return jnp.concatenate([module.final_norm(states[-1]), *taps], axis=-1), cache
 
@@ -55,6 +57,11 @@ class Tapped:
     def branches(self) -> bool:
         """Whether the model is a `BranchingModel`."""
         return self.model.branches
+
+    @property
+    def packs(self) -> bool:
+        """Whether the model is a `PackingModel`."""
+        return self.model.packs
 
     def logits(self, hidden: Float[Array, "*batch F"]) -> Float[Array, "*batch V"]:
         """Logits of hidden states, from their first E numbers."""

@@ -122,8 +122,8 @@ class Policy(Protocol):
         return averaged(fresh, past, rows) if self.carries else fresh
 
 
-def first_state(policy: Policy, keys: Key[Array, " B"], gamma_max: int) -> Any:
-    """The policy's state before the first round, by the keys of the rows."""
+def first_state(policy: Any, keys: Key[Array, " B"], gamma_max: int) -> Any:
+    """The state of a policy or a verify budget before the first round, by the keys of the rows."""
     return policy.init(fold(keys, jnp.zeros(keys.shape, jnp.int32), Purpose.POLICY), gamma_max)
 
 

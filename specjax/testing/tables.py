@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from specjax.drafters.base import started
+from specjax.models.packing import pack, unpack
 from specjax.pytrees import pytree
 from specjax.types import Inputs
 
@@ -53,8 +54,9 @@ class TableModel:
             context = jnp.take_along_axis(hashes, inputs.source_len[:, None] - 1, axis=1)[:, 0]
         return context, cache
 
-    def __call__(self, tokens, start, context, cache, layout=None):
+    def __call__(self, tokens, start, context, cache, layout=None, packing=None):
         """Run K tokens; the hidden state is the row of the table."""
+        tokens = unpack(pack(tokens, packing), packing)
         slots = start[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         rows = jnp.arange(tokens.shape[0])[:, None]
         before = jnp.pad(_hash(cache, 0), ((0, 0), (1, 0)))  # entry t: of the slots before t
@@ -67,9 +69,10 @@ class TableModel:
             own = jnp.where(layout.seen, own[:, None, :], np.uint32(0)).sum(-1, dtype=jnp.uint32)
             seen = jnp.take_along_axis(before, start[:, None], axis=1) + own
         index = _scramble(seen ^ context[:, None]) % np.uint32(self.table.shape[0])
-        return self.table[index], cache
+        return self.table[pack(index, packing)], cache
 
     branches: ClassVar[bool] = True
+    packs: ClassVar[bool] = True
 
     def compact(self, cache, start, path):
         rows = jnp.arange(len(path))[:, None]

@@ -1,0 +1,89 @@
+"""Times of a batch's rounds, by the positions of the target's call."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from specjax.pytrees import pytree, set_fields
+from specjax.support.ranges import listed, number, whole
+
+
+@pytree
+class PassTimes:
+    """Times at one batch size, all in one unit; float32.
+
+    For example, in seconds, of eight rows:
+
+        PassTimes([8, 16, 40], [0.011, 0.013, 0.024], draft=0.002)
+    """
+
+    positions: Int[Array, " M"]  # N, ascending: the compiled sizes of the target's call
+    passes: Float[Array, " M"]  # times of calls of these sizes
+    smooth: Float[Array, " M"]  # the largest convex function below them
+    draft: Float[Array, ""]  # of one call of the drafter
+    rest: Float[Array, ""]  # of all else in a round
+
+    def __init__(
+        self,
+        positions: Sequence[int],
+        passes: Sequence[float],
+        *,
+        draft: float = 0.0,
+        rest: float = 0.0,
+    ):
+        """Make a table from plain numbers.
+
+        Raises:
+          ValueError: a time below 0, no sizes, sizes that do not ascend, or unequal lengths.
+        """
+        sizes = [whole("positions", size, "[1, ∞)") for size in listed("positions", positions)]
+        times = [number("passes", time, "(0, ∞)") for time in listed("passes", passes)]
+        if not sizes or len(sizes) != len(times) or sizes != sorted({*sizes}):
+            raise ValueError(
+                f"positions={sizes} and passes={times}: give ascending sizes and a time for each."
+            )
+        set_fields(
+            self,
+            positions=jnp.asarray(sizes, jnp.int32),
+            passes=jnp.asarray(times, jnp.float32),
+            smooth=jnp.asarray(convex(sizes, times), jnp.float32),
+            draft=jnp.float32(number("draft", draft, "[0, ∞)")),
+            rest=jnp.float32(number("rest", rest, "[0, ∞)")),
+        )
+
+    def smoothed(self, positions: Int[Array, "..."], depth: int | Array) -> Float[Array, "..."]:
+        """Time of a round without the steps between sizes.
+
+        A size that is hardly used for one token more is worth it for many, so the steps would stop
+        a budget too early.
+
+        Args:
+          depth: calls of the drafter.
+        """
+        at, times = self.positions.astype(jnp.float32), self.smooth
+        return depth * self.draft + self.rest + jnp.interp(positions.astype(jnp.float32), at, times)
+
+    def exact(self, positions: Int[Array, "..."], depth: int | Array) -> Float[Array, "..."]:
+        """Time of a round whose call has the smallest size that holds these positions."""
+        at = jnp.searchsorted(self.positions, positions)
+        passes = self.passes[jnp.minimum(at, len(self.passes) - 1)]
+        return depth * self.draft + self.rest + passes
+
+
+def convex(sizes: Sequence[int], times: Sequence[float]) -> np.ndarray:
+    """The largest convex function that is nowhere above the times, at the same sizes."""
+    hull: list[int] = []
+    for i in range(len(sizes)):
+        while len(hull) > 1 and _slope(sizes, times, hull[-2], hull[-1]) >= _slope(
+            sizes, times, hull[-2], i
+        ):
+            hull.pop()
+        hull.append(i)
+    return np.interp(sizes, [sizes[i] for i in hull], [times[i] for i in hull])
+
+
+def _slope(sizes: Sequence[int], times: Sequence[float], i: int, j: int) -> float:
+    return (times[j] - times[i]) / (sizes[j] - sizes[i])

@@ -1,0 +1,337 @@
+"""Verify budgets: exact for all rows together, worked by hand, and refused where they do not fit."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import test_loops
+from reference import sequence_distribution, total_variation
+from specjax import budgets, decoding, generate, loop, speculative
+from specjax.budgets import base, early_stop, times
+from specjax.drafters.base import ModelDrafter
+from specjax.models.packing import Packing, pack, unpack
+from specjax.policies import constant, svip
+from specjax.policies.base import Observation
+from specjax.pytrees import pytree
+from specjax.rules import Block, Token
+from specjax.sampling import Sampling, TopK
+from specjax.testing.enumeration import joint_distribution
+from table_models import hopeless, inputs_of, random_table
+
+INPUTS = inputs_of([[1, 0], [0, 1, 1]])
+TIMES = budgets.PassTimes([2, 3, 4, 6], [1.0, 1.1, 1.9, 2.0], draft=0.05)
+BUDGETS = {
+    "fixed": budgets.fixed(2),
+    "early_stop": budgets.early_stop(TIMES),
+    "threshold": budgets.threshold(0.4),
+    "by_batch_size": budgets.by_batch_size({1: 2, 2: 1}),
+    "static": budgets.static(1),
+}
+
+
+@pytree
+class OneOf(base.Budget):
+    """One of some budgets, by a number that is traced: all compile once."""
+
+    each: tuple
+    which: jax.Array
+    fills: bool = True
+
+    def _pick(self, values):
+        return jax.tree.map(lambda *xs: jnp.stack(xs)[self.which], *values)
+
+    def init(self, keys, gamma_max):
+        return tuple(one.init(keys, gamma_max) for one in self.each)
+
+    def begin(self, state, live, gamma_max):
+        found = [one.begin(own, live, gamma_max) for one, own in zip(self.each, state, strict=True)]
+        return tuple(own for own, _ in found), self._pick([worth for _, worth in found])
+
+    def chance(self, state, seen):
+        found = [one.chance(own, seen) for one, own in zip(self.each, state, strict=True)]
+        return tuple(own for own, _ in found), self._pick([chance for _, chance in found])
+
+    def takes(self, state, slot):
+        return self._pick([jnp.asarray(one.takes(own, slot))
+                           for one, own in zip(self.each, state, strict=True)])  # fmt: skip
+
+    def update(self, state, round_):
+        return tuple(one.update(own, round_) for one, own in zip(self.each, state, strict=True))
+
+
+def method_of(budget, *, chosen=None, sizes=(2, 3, 4), eos=1, rule=None, policy=None, draft=None):
+    target, other = (random_table(seed, 2) for seed in (1, 2))
+    return speculative.Speculative(
+        target, ModelDrafter(draft or other), rule or Token(), policy or constant(2),
+        chosen or Sampling(1.0), jnp.int32([eos]), 2, budget=budget, sizes=sizes,
+    )  # fmt: skip
+
+
+def bias(method, limits=(3, 3), inputs=INPUTS) -> float:
+    """Total variation of the joint distribution of all rows from the product of the targets'."""
+    found = joint_distribution(method, inputs, list(limits))
+    each = []
+    for row, limit in enumerate(limits):
+        own = jax.tree.map(lambda x, row=row: x[row : row + 1], inputs)
+        eos = set(method.eos_ids.tolist())
+        each.append(sequence_distribution(method.target, own, method.sampling, eos, limit))
+    expected = {
+        outputs: float(np.prod([one[out] for one, out in zip(each, outputs, strict=True)]))
+        for outputs in itertools.product(*each)
+    }
+    return total_variation(found, expected)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", BUDGETS)
+def test_enumerated_joint_distribution(name):
+    """Two rows, all outputs of three tokens over 2, one of which ends them. TV < 1e-12."""
+    with jax.enable_x64(True):
+        each = tuple(BUDGETS.values())
+        budget = OneOf(each, jnp.int32(list(BUDGETS).index(name)))
+        assert bias(method_of(budget)) < 1e-12
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eos": -1, "limits": (4, 2)},
+        {"rule": Block()},
+        {"chosen": Sampling(0.7, filters=(TopK(1),))},
+        {"chosen": Sampling(0.0)},
+        {"policy": svip(0.6)},
+        {"draft": hopeless(random_table(1, 2))},
+        {"sizes": ()},
+    ],
+    ids=str,
+)
+def test_early_stop_with_other_methods(options):
+    """Rules, sampling, limits, policies that end drafts, a bad draft, no packing. TV < 1e-12."""
+    with jax.enable_x64(True):
+        limits = options.pop("limits", (3, 3))
+        assert bias(method_of(budgets.early_stop(TIMES), **options), limits) < 1e-12
+
+
+@pytest.mark.sweep
+def test_three_rows():
+    with jax.enable_x64(True):
+        method = method_of(budgets.early_stop(TIMES), sizes=(3, 5))
+        assert bias(method, (2, 2, 2), inputs_of([[1, 0], [0], [0, 1, 1]])) < 1e-12
+
+
+@pytree
+class Peeking(base.Budget):
+    """Verifies the slots whose own drawn token the draft thinks likely, as some servers do."""
+
+    each: jax.Array  # the most slots
+
+    def init(self, keys, gamma_max):
+        return jnp.zeros((len(keys), gamma_max))
+
+
+def peeking_draft(method, context, state, dice):
+    """Draft, and cut each row before the first token that its distribution thinks unlikely."""
+    drafts, state = speculative.draft(method, context, state, dice)
+    likely = drafts.confidence >= np.log(0.5)
+    kept = jnp.sum(jnp.cumprod(likely, axis=1), axis=1, dtype=jnp.int32)
+    return drafts._replace(length=jnp.minimum(drafts.length, kept)), state
+
+
+def peeking_step(method, contexts, state, dice=None):
+    drafts, state = peeking_draft(method, contexts.drafter, state, dice)
+    verdict, state = speculative.judge(method, contexts, dice, state, drafts)
+    return speculative.conclude(method, contexts.drafter, state, drafts, verdict)
+
+
+@pytest.mark.sweep
+def test_tokens_that_are_dropped_after_a_look_count_in_the_enumeration():
+    with jax.enable_x64(True):
+        method = method_of(None, sizes=())
+        found = joint_distribution(method, INPUTS, [2, 2], step=peeking_step)
+        exact = joint_distribution(method, INPUTS, [2, 2])
+        assert sum(found.values()) == pytest.approx(1)
+        assert total_variation(found, exact) > 1e-2
+
+
+# --- handing out ------------------------------------------------------------------------------
+
+
+def handed(budget, chance, length, live, sizes=(), state=None):
+    chance = jnp.asarray(chance, jnp.float32)
+    chances = base.Chances(state, state, chance)
+    given = base.hand_out(budget, chances, jnp.int32(length), jnp.asarray(live), sizes)
+    return given.tolist()
+
+
+def test_the_best_slots_of_all_rows():
+    """Rows 0 and 2 of [.9 .5], [.8 .7], [.4 .3]: .9 .8 .7 .5 .4 .3."""
+    chance = [[0.9, 0.5], [0.8, 0.7], [0.4, 0.3]]
+    for count, expected in [(0, [0, 0, 0]), (2, [1, 1, 0]), (3, [1, 2, 0]), (5, [2, 2, 1])]:
+        assert handed(budgets.fixed(count), chance, [2, 2, 2], [True] * 3) == expected
+    assert handed(budgets.fixed(3), chance, [2, 1, 2], [True] * 3) == [2, 1, 0]
+    assert handed(budgets.threshold(0.45), chance, [2, 2, 2], [True] * 3) == [2, 2, 0]
+    ended = handed(budgets.fixed(9), chance, [0, 2, 2], [False, True, True])
+    assert ended == [0, 2, 2]
+
+
+def test_equal_chances_go_to_earlier_tokens_first():
+    chance = [[0.5, 0.5], [0.5, 0.5]]
+    assert handed(budgets.fixed(1), chance, [2, 2], [True] * 2) == [1, 0]
+    assert handed(budgets.fixed(2), chance, [2, 2], [True] * 2) == [1, 1]
+    assert handed(budgets.fixed(3), chance, [2, 2], [True] * 2) == [2, 1]
+
+
+def test_a_chance_counts_at_most_as_the_one_before():
+    budget, none = budgets.fixed(1), jnp.zeros((1, 2))
+    chances = base.Chances(budget.init(jax.random.split(jax.random.key(0), 1), 2), None, none)
+    chances = chances._replace(state=chances.before)
+    for slot, belief in enumerate([0.6, 0.999]):
+        probs = jnp.log(jnp.array([[belief, 1 - belief]]))
+        seen = Observation(jnp.int32(slot), jnp.array([True]), probs, probs, probs)
+        chances = base.before_the_draw(budget, chances, seen)
+    assert 0 < chances.chance[0, 1] <= chances.chance[0, 0] < 1
+
+
+def test_early_stop_by_hand():
+    """Two rows and 1 a pass, .3 for each further position: 2/1, then (2 + .9)/1.3 > 2,
+    (2.9 + .8)/1.6 > 2.23, (3.7 + .7)/1.9 > 2.31, and (4.4 + .1)/2.2 < 2.31."""
+    budget = budgets.early_stop(budgets.PassTimes([2, 12], [1.0, 4.0]))
+    state = budget.init(jax.random.split(jax.random.key(0), 2), 3)
+    chance = [[0.9, 0.8, 0.1], [0.7, 0.05, 0.01]]
+    assert handed(budget, chance, [3, 3], [True] * 2, state=state) == [2, 1]
+    # Positions up to a compiled size cost nothing: of eight, two are the rows' own.
+    assert handed(budget, chance, [3, 3], [True] * 2, (2, 7, 12), state=state) == [3, 2]
+
+
+def test_costs_that_rise_in_steps_are_smoothed():
+    """The largest convex function below: 3 lies on the line from 2 to 6."""
+    found = times.convex([2, 3, 6, 8], [1.0, 2.0, 2.0, 4.0])
+    np.testing.assert_allclose(found, [1, 1.25, 2, 4])
+    table = budgets.PassTimes([2, 3, 6, 8], [1.0, 2.0, 2.0, 4.0], draft=0.5, rest=0.25)
+    assert float(table.smoothed(jnp.int32(3), 2)) == pytest.approx(2.5)
+    assert float(table.exact(jnp.int32(4), 2)) == pytest.approx(3.25)
+
+
+def test_a_draft_that_never_pays_is_left_out_and_tried_again():
+    """A drafter as slow as its target: after some rounds one token is drafted in 17 rounds."""
+    dear = budgets.PassTimes([2, 6], [1.0, 3.0], draft=1.0)
+    budget = budgets.early_stop(dear, prior=0.3)
+    state = budget.init(jax.random.split(jax.random.key(0), 2), 2)
+    begin = jax.jit(lambda state: budget.begin(state, jnp.array([True, True]), 2))
+    depths = []
+    for _ in range(2 * early_stop.PAUSE + 4):
+        state, depth = begin(state)
+        depths.append(int(depth))
+    assert sum(depths) == 2
+    assert max(depths) == 1
+
+
+def test_lengths_by_batch_size():
+    table = budgets.by_batch_size({1: 8, 4: 4, 16: 1})
+    assert table.length(jnp.arange(18)).tolist() == [8] * 4 + [4] * 12 + [1, 1]
+
+
+# --- packed passes ------------------------------------------------------------------------------
+
+
+def test_packed_positions():
+    x = jnp.arange(12).reshape(3, 4)
+    packing = Packing.first(jnp.int32([2, 0, 3]), 4, 6)
+    assert pack(x, packing).tolist() == [0, 1, 8, 9, 10, 10]
+    back = unpack(pack(x, packing), packing)
+    assert back[0, :2].tolist() == [0, 1]
+    assert back[2, :3].tolist() == [8, 9, 10]
+    assert pack(x, None) is x
+    assert unpack(x, None) is x
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_packed_pass_gives_the_tokens_of_a_whole_one(pair, greedy):
+    """Of a T5: every size that holds the positions; with a full budget today's tokens."""
+    options = {"gamma": 3, "temperature": 0.0 if greedy else 1.0, "key": 1, "max_new_tokens": 12,
+               "batch_size": 4}  # fmt: skip
+    texts = [[5, 6, 7], [8, 9], [10, 11, 12, 13], [3], [4, 4, 5]]
+    today = generate(pair.target, pair.draft, texts, **options)
+    full = generate(pair.target, pair.draft, texts, budget=budgets.static(3), sizes=(4, 8, 12),
+                    **options)  # fmt: skip
+    assert [row.tokens for row in full] == [row.tokens for row in today]
+    few = generate(pair.target, pair.draft, texts, budget="fixed(2)", sizes=(4, 6), **options)
+    if greedy:
+        assert [row.tokens for row in few] == [row.tokens for row in today]
+    assert sum(row.drafted for row in few) < sum(row.drafted for row in today)
+    assert sum(row.levels for row in few) > sum(row.drafted for row in few)
+
+
+def test_the_loop_draws_the_target_s_outputs():
+    """Through the jitted loop, packed: pairs of outputs of two rows, by chi-square."""
+    from collections import Counter
+
+    from reference import chi_square
+    from specjax import sampling as smp
+
+    method = method_of(BUDGETS["early_stop"], eos=-1)
+    inputs = jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), INPUTS)
+
+    @jax.jit
+    @jax.vmap
+    def outputs(sample):
+        keys = smp.row_keys(jax.random.key(0), jnp.arange(3), jnp.full(3, sample))
+        begun = loop.start(method, inputs, keys, jnp.int32([2, 2, 0]), buffer_len=9)
+        state = loop.decode(method, *begun)
+        place = inputs.prompt_len[:, None] + jnp.arange(2)[None, :]
+        return jnp.take_along_axis(state.tokens, place, axis=1)[:2]
+
+    with jax.enable_x64(True):
+        found = np.asarray(outputs(jnp.arange(8192)))
+        counts = Counter(tuple(map(tuple, both)) for both in found.tolist())
+        each = []
+        for row in range(2):
+            own = jax.tree.map(lambda x, row=row: x[row : row + 1], INPUTS)
+            each.append(sequence_distribution(method.target, own, method.sampling, set(), 2))
+        expected = {(a, b): p * q for a, p in each[0].items() for b, q in each[1].items()}
+    assert chi_square(counts, expected) > 1e-3
+
+
+# --- what does not fit ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: budgets.fixed(-1), "slots"),
+        (lambda: budgets.threshold(2.0), "least"),
+        (lambda: budgets.by_batch_size({}), "table"),
+        (lambda: budgets.by_batch_size({0: 2}), "rows"),
+        (lambda: budgets.early_stop({}), "PassTimes"),
+        (lambda: budgets.PassTimes([4, 2], [1.0, 2.0]), "ascending"),
+        (lambda: budgets.PassTimes([2, 4], [1.0]), "a time for each"),
+        (lambda: budgets.parse("nothing"), "nothing"),
+        (lambda: budgets.parse("fixed(2.5)"), "slots"),
+    ],
+)
+def test_wrong_settings_are_named(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"budget": "early_stop"}, "times"),
+        ({"sizes": (4,)}, "budget"),
+        ({"budget": "fixed(2)", "sizes": (0,)}, "sizes"),
+        ({"budget": "fixed(2)", "sizes": (4,), "widths": (2,)}, "widths"),
+        ({"budget": "fixed(2)", "tree": "fixed(2, 1)", "gamma": None}, "tree"),
+        ({"budget": 3}, "budget"),
+        ({"budget": "fixed(2)", "draft": None}, "draft"),
+    ],
+)
+def test_what_a_budget_does_not_go_with(pair, options, said):
+    options = {"draft": pair.draft, "gamma": 2, "temperature": 0.0} | options
+    with pytest.raises(ValueError, match=said):
+        generate(pair.target, options.pop("draft"), [[5, 6]], **options)
