@@ -498,7 +498,7 @@ def test_ucb():
     # Costs 1, 1, 2: at most 2 tokens per time; 2 of 2 accepted give 3/2.
     policy = ucb(Costs(0.0, [1, 1, 2]))
     state = policy.update(state._replace(arm=jnp.int32([1])), stats_of(2, 2, 2))
-    np.testing.assert_allclose(state.speedup, [[1.5, 0.4 + 0.75]], rtol=1e-6)
+    np.testing.assert_allclose(state.reward, [[1.5, 0.4 + 0.75]], rtol=1e-6)
     assert state.plays.tolist() == [[3, 2]]
 
 
