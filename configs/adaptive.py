@@ -54,6 +54,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
         "ucb": {"width": 0.1} if parse else {},
         "exp3": {"rate": 4.0},
         "hedge": {"rate": 16.0},
+        "tapout": {},
         "head": {"threshold": 0.98},
     }
     config.only = SHORT if short else ()  # these alone of the policies; (): all

@@ -170,10 +170,15 @@ def idle(gamma_max: int, rows: int) -> Round:
     )
 
 
-def where_active(round_: Round, new: Any, old: Any) -> Any:
-    """The new state for active rows, the old one for the rest."""
+def where_rows(rows: Bool[Array, " B"], new: Any, old: Any) -> Any:
+    """The new state for the marked rows, the old one for the rest."""
 
     def choose(new, old):
-        return jnp.where(round_.active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
+        return jnp.where(rows.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
 
     return jax.tree.map(choose, new, old)
+
+
+def where_active(round_: Round, new: Any, old: Any) -> Any:
+    """The new state for active rows, the old one for the rest."""
+    return where_rows(round_.active, new, old)

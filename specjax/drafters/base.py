@@ -16,6 +16,8 @@ from specjax.pytrees import pytree
 from specjax.sampling import Sampling
 from specjax.types import Cache, Context, Inputs, Model
 
+PIECE = 512  # tokens of a prompt that are read at once
+
 
 class Drafter(Protocol):
     """The protocol of drafters. Their logits pass the same `standardize` as the target's.
@@ -166,15 +168,30 @@ class ModelDrafter(ByModel):
 def prefill(
     model: Model, inputs: Inputs, context: Context, cache: Cache
 ) -> tuple[Float[Array, "B P E"] | None, Cache]:
-    """Run the P prompt tokens before the last: hidden states, and the cache.
+    """Run the P − 1 prompt tokens before the last: hidden states (B, P − 1, E), and the cache.
 
     There are no hidden states if the prompt is a single token. In a row with a short prompt the
-    padding is fed too; the row's own tokens overwrite those slots before a query sees them.
+    padding is fed too; the row's own tokens overwrite those slots before a query sees them. Long
+    prompts are read in pieces, since the scores of a piece take PIECE · P numbers of each head.
     """
-    batch, length = inputs.prompt.shape
-    if length == 1:
+    tokens, first = inputs.prompt[:, :-1], jnp.zeros_like(inputs.prompt_len)
+    length = tokens.shape[1]
+    if length == 0:
         return None, cache
-    return model(inputs.prompt[:, :-1], jnp.zeros((batch,), jnp.int32), context, cache)
+    if length <= PIECE:
+        return model(tokens, first, context, cache)
+
+    def piece(cache, at):
+        part = jax.lax.dynamic_slice_in_dim(tokens, at, PIECE, axis=1)
+        hidden, cache = model(part, first + at, context, cache)
+        return cache, hidden
+
+    # The last piece ends with the prompt, and reads some tokens again, to the same effect.
+    places = np.minimum(np.arange(0, length, PIECE, dtype=np.int32), length - PIECE)
+    cache, pieces = jax.lax.scan(piece, cache, jnp.asarray(places))
+    whole = jnp.moveaxis(pieces[:-1], 0, 1).reshape(len(tokens), -1, pieces.shape[-1])
+    rest = length - whole.shape[1]
+    return jnp.concatenate([whole, pieces[-1, :, PIECE - rest :]], axis=1), cache
 
 
 def started(model: Model, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:

@@ -33,6 +33,7 @@ from specjax.trees import Shape
 from specjax.types import Text
 
 PLAIN, SPECULATIVE = "plain decoding", "speculative"
+MOST_KEPT = 2**31  # bytes of states that wait for another policy
 
 ALL = slice(None)
 
@@ -289,7 +290,8 @@ class Begun:
         first = time.perf_counter()
         context, state = jax.block_until_ready(self.begin(method, batch=batch))
         seconds = time.perf_counter() - first
-        if self.share and method.policy is not None:
+        size = sum(x.nbytes for x in jax.tree.leaves(state)) * (1 + len(self.kept))
+        if self.share and method.policy is not None and size <= MOST_KEPT:
             kept = jax.tree.map(jnp.copy, state.replace(policy=()))
             self.kept.append((method, seconds, context, kept))
         return seconds, context, state

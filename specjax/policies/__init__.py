@@ -24,6 +24,7 @@ from specjax.policies.loading import (
 )
 from specjax.policies.lookahead import lookahead
 from specjax.policies.nodes import cut, nodes
+from specjax.policies.tapout import tapout
 from specjax.policies.together import together
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "parse",
     "parse_with_costs",
     "svip",
+    "tapout",
     "together",
     "ucb",
     "with_any_costs",

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, UInt32
+from jaxtyping import Float, Int, Key, UInt32
 
 from specjax.policies.base import Policy, noise_keys, salts
 from specjax.policies.costs import Costs, checked, round_costs
 from specjax.pytrees import pytree
-from specjax.rounds import where_active
+from specjax.rounds import Round, where_active
 from specjax.sampling import draw
 from specjax.support.ranges import number
 
@@ -46,47 +46,59 @@ class _Bandit(Policy):
 
 
 class Played(NamedTuple):
-    """The state of UCB; arm i drafts i + 1 tokens."""
+    """The state of UCB1 over K arms."""
 
     arm: Int[Array, " B"]
     plays: Float[Array, "B K"]
-    speedup: Float[Array, "B K"]  # sums
+    reward: Float[Array, "B K"]  # sums
     salt: UInt32[Array, " B"]
+
+
+def unplayed(keys: Key[Array, " B"], arms: int) -> Played:
+    """The state of UCB1 before the first round."""
+    none = jnp.zeros((*keys.shape, arms), jnp.float32)
+    return Played(jnp.zeros(keys.shape, jnp.int32), none, none, salts(keys))
+
+
+def with_best_arm(state: Played, width: Float[Array, ""]) -> Played:
+    """Choose the arm of largest mean reward + width·√(2 ln t/plays), by UCB1.
+
+    Arms that were never played come first, in random order.
+    """
+    count = jnp.sum(state.plays, axis=1)
+    plays = jnp.where(state.plays > 0, state.plays, 1.0)
+    radius = jnp.sqrt(2 * jnp.log(jnp.maximum(count, 1.0))[:, None] / plays)
+    index = jnp.where(state.plays > 0, state.reward / plays + width * radius, jnp.inf)
+    best = index == jnp.max(index, axis=1, keepdims=True)
+    keys = noise_keys(state.salt, count.astype(jnp.int32))
+    return state._replace(arm=draw(keys, best.astype(jnp.float32)))
+
+
+def rewarded(state: Played, round_: Round, reward: Float[Array, " B"]) -> Played:
+    """Add a round's reward, in [0, 1], to the arm that was played."""
+    played = _one_hot(state.arm, state.plays.shape[1])
+    new = state._replace(plays=state.plays + played, reward=state.reward + played * reward[:, None])
+    return where_active(round_, new, state)
 
 
 @pytree
 class Ucb(_Bandit):
-    """UCB1 over 1 … γ_max tokens: the arm of largest mean + width·√(2 ln t/plays).
-
-    Arms that were never played come first, in random order.
-    """
+    """UCB1 over 1 … γ_max tokens, by speedup: see `with_best_arm`. Arm i drafts i + 1 tokens."""
 
     costs: Costs | None
     width: Float[Array, ""]
 
     def init(self, keys, gamma_max):
         round_costs(self.costs, gamma_max)
-        none = jnp.zeros((*keys.shape, gamma_max), jnp.float32)
-        return Played(jnp.zeros(keys.shape, jnp.int32), none, none, salts(keys))
+        return unplayed(keys, gamma_max)
 
     def begin(self, state, gamma_max):
-        count = jnp.sum(state.plays, axis=1)
-        plays = jnp.where(state.plays > 0, state.plays, 1.0)
-        radius = jnp.sqrt(2 * jnp.log(jnp.maximum(count, 1.0))[:, None] / plays)
-        index = state.speedup / plays + self.width * radius
-        index = jnp.where(state.plays > 0, index, jnp.inf)
-        best = index == jnp.max(index, axis=1, keepdims=True)
-        keys = noise_keys(state.salt, count.astype(jnp.int32))
-        arm = draw(keys, best.astype(jnp.float32))
-        return state._replace(arm=arm), arm + 1
+        state = with_best_arm(state, self.width)
+        return state, state.arm + 1
 
     def update(self, state, round_):
-        played = _one_hot(state.arm, round_.gamma_max)
         speedup = speedups(self.costs, round_.emitted, round_.drafted, round_.gamma_max)
-        new = state._replace(
-            plays=state.plays + played, speedup=state.speedup + played * speedup[:, None]
-        )
-        return where_active(round_, new, state)
+        return rewarded(state, round_, speedup)
 
 
 def ucb(costs: Costs | None = None, width: float = 1.0) -> Ucb:

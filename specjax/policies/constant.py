@@ -1,4 +1,4 @@
-"""The policy of the paper: always the same length."""
+"""The policy of the paper, always the same length, and one without decisions."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -19,6 +19,11 @@ class Constant(Policy):
 
     def begin(self, state, gamma_max):
         return state, self.gamma
+
+
+@pytree
+class Undecided(Policy):
+    """Drafts γ_max tokens, unknown to the loop in advance: a policy without decisions."""
 
 
 def constant(gamma: int) -> Constant:

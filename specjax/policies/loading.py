@@ -18,6 +18,7 @@ NAMES = {
         "lookahead": ["lookahead"],
         "together": ["together"],
         "bandits": ["ucb", "exp3", "hedge"],
+        "tapout": ["tapout"],
         "acceptance_head": ["head"],
         "nodes": ["nodes", "cut"],
     }.items()

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 
 from specjax.models import sharding
 from specjax.policies import Policy
+from specjax.policies.constant import Undecided
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 from specjax.state import State
@@ -21,11 +22,6 @@ class Counts(NamedTuple):
     accepted: Int[Array, " B"]  # tokens, none behind an EOS
     tested: Int[Array, " B"]
     policy: Any  # the state of the policy that decides
-
-
-@pytree
-class Undecided(Policy):
-    """Drafts γ_max tokens, unknown to the loop in advance: a policy without decisions."""
 
 
 @pytree

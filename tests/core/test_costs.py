@@ -503,7 +503,9 @@ def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
 # --- one table, for policies and replay -------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["goodput", "first_descent", "lookahead", "ucb", "exp3", "hedge"])
+@pytest.mark.parametrize(
+    "name", ["goodput", "first_descent", "lookahead", "ucb", "exp3", "hedge", "tapout"]
+)
 def test_policies_read_ratios_alone(name):
     """In seconds or in target steps: the same drafts."""
     two = [random_table(seed, dtype=jnp.float32) for seed in (1, 1)]

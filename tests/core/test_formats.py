@@ -201,7 +201,8 @@ def test_policies_that_read_beliefs_are_refused():
         if not policy.reads_batch
     }
     refused = {name for name, what in reads.items() if what}
-    assert {"confidence", "svip", "adaedl", "first_descent", "lookahead", "head"} <= refused
+    reading = {"confidence", "svip", "adaedl", "first_descent", "lookahead", "tapout", "head"}
+    assert reading <= refused
     sole = {"constant", "heuristic", "gammatune", "average", "goodput", "ucb", "exp3", "hedge"}
     assert not sole & refused
     assert sole <= NAMES.keys()

@@ -10,7 +10,9 @@ import gpt_variants
 import llama_variants
 from model_calls import begin, by_slot, call, uncached
 from specjax.checkpoints import load
+from specjax.drafters import base
 from specjax.models.layers import arrange
+from specjax.types import Inputs
 
 pytestmark = pytest.mark.sweep
 
@@ -107,3 +109,21 @@ def test_a_query_sees_no_stale_slot(model, tokens):
     for row, start in zip(np.asarray(found), first, strict=True):
         seen = [start - reach < slot < start for slot in range(len(row))]
         np.testing.assert_array_equal(row > 0, seen)
+
+
+@pytest.mark.parametrize("width", [6, 12])
+def test_long_prompts_are_read_in_pieces(model, tokens, width, monkeypatch):
+    """The hidden states and the caches are those of one call; rows end anywhere."""
+    prompt, prompt_len = tokens[:, :width], jnp.array([1, 4, width], jnp.int32)
+    inputs = Inputs(jnp.zeros((3, 0), jnp.int32), jnp.zeros((3,), jnp.int32), prompt, prompt_len)
+
+    def read():
+        hidden, cache = base.prefill(model, inputs, *model.start(inputs, 16))
+        return hidden, jax.tree.map(lambda x: x, cache)
+
+    whole = jax.jit(read)()
+    monkeypatch.setattr(base, "PIECE", 4)
+    pieces = jax.jit(lambda: read())()
+    assert jax.tree.structure(whole) == jax.tree.structure(pieces)
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(pieces), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=5e-5)

@@ -29,6 +29,7 @@ from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import Tally, first_descent, goodput
 from specjax.policies.heuristic import heuristic
 from specjax.policies.lookahead import lookahead
+from specjax.policies.tapout import Tapped, tapout
 from specjax.policies.together import Shared, together
 from specjax.pytrees import pytree
 from specjax.rules import Token
@@ -498,7 +499,7 @@ def test_ucb():
     # Costs 1, 1, 2: at most 2 tokens per time; 2 of 2 accepted give 3/2.
     policy = ucb(Costs(0.0, [1, 1, 2]))
     state = policy.update(state._replace(arm=jnp.int32([1])), stats_of(2, 2, 2))
-    np.testing.assert_allclose(state.speedup, [[1.5, 0.4 + 0.75]], rtol=1e-6)
+    np.testing.assert_allclose(state.reward, [[1.5, 0.4 + 0.75]], rtol=1e-6)
     assert state.plays.tolist() == [[3, 2]]
 
 
@@ -577,6 +578,109 @@ def test_hedge_learns_all_from_a_rejection():
     state = policy.init(keys_of(3), 4)._replace(arm=jnp.int32([4, 1, 4]))
     new = policy.update(state, stats_of([4, 1, 1], [1, 1, 1], 4))
     assert (new.loss > 0).tolist() == [[True] * 5, [True, True, False, False, False], [True] * 5]
+
+
+# A bandit over policies.
+
+
+def playing(policy, arms, gamma_max) -> Tapped:
+    """A fresh state whose rows play these arms."""
+    state = policy.init(keys_of(len(arms)), gamma_max)
+    return state._replace(bandit=state.bandit._replace(arm=jnp.int32(arms)))
+
+
+def test_tapout_decides_as_the_arm_of_a_row():
+    """One distribution and one token, and in each row the verdict of its own arm: a length, a rule
+    before the token, a rule after it, and none."""
+    policy = tapout(arms=(constant(1), adaedl(bar=0.9), confidence(0.6), heuristic(2)))
+    state = playing(policy, [0, 1, 2, 3], 4)
+    seen = jax.tree.map(lambda x: jnp.repeat(x, 4, axis=0) if x.ndim else x, seen_of([0.5, 0.5]))
+    state, more = policy.keep_drafting(state, seen)
+    assert more.tolist() == [True, False, True, True]
+    state, again = policy.go_on(state, more, jnp.full((4,), jnp.log(0.5)))
+    assert again.tolist() == [True, False, False, True]
+    tried = jnp.float32(1 - np.eye(4))  # row i has all arms behind it but for arm i
+    begun, allowed = policy.begin(state._replace(bandit=state.bandit._replace(plays=tried)), 4)
+    assert begun.bandit.arm.tolist() == [0, 1, 2, 3]
+    assert allowed.tolist() == [1, 4, 4, 2]
+
+
+def test_arms_learn_from_their_own_rounds():
+    """A row's rounds of each arm alone, in the order in which it plays them, leave that arm with
+    the same state; also where an arm that is not played would learn."""
+    arms = heuristic(1), confidence(0.5), goodput(Costs(0.1, [1.0] * 5))
+    policy, turns = tapout(arms=arms), [0, 1, 2, 2, 0, 1, 0]
+    state = policy.init(keys_of(1), 4)
+    alone = [arm.init(keys_of(1), 4) for arm in arms]
+    for turn, arm in enumerate(turns):
+        state = state._replace(bandit=state.bandit._replace(arm=jnp.int32([arm])))
+        round_ = stats_of(4, (4, 1, 3, 0)[turn % 4], 4, probs=[0.9, 0.3, 0.6, 0.2])
+        state = policy.update(state, round_)
+        alone[arm] = arms[arm].update(alone[arm], round_)
+    jax.tree.map(np.testing.assert_array_equal, state.arms, tuple(alone))
+    assert state.bandit.plays.tolist() == [[3, 2, 2]]
+
+
+def test_rewards_of_tapout():
+    """2 of 3 drafted tokens and γ_max = 4: (2/3 + 2/4)/2; no draft: 0; an EOS as the first of 4
+    accepted ones: (1/4 + 1/4)/2. With costs they are speedups."""
+    round_ = stats_of([3, 0, 4], [2, 0, 4], 4, emitted=[3, 1, 1])
+    np.testing.assert_allclose(tapout().reward(round_), [7 / 12, 0, 0.25], rtol=1e-6)
+    speedup = tapout(Costs(0.0, [1, 1, 2, 2, 2])).reward(round_)  # at most 5/2
+    np.testing.assert_allclose(speedup, [3 / 5, 2 / 5, 1 / 5], rtol=1e-6)
+    policy = tapout(arms=("svip", "heuristic"))
+    state = policy.update(playing(policy, [1, 0, 1], 4), round_)
+    np.testing.assert_allclose(state.bandit.reward, [[0, 7 / 12], [0, 0], [0, 0.25]], rtol=1e-6)
+
+
+def test_tapout_finds_the_better_arm():
+    """Drafts of 4 tokens of which all are accepted, or none, at costs 1 to 2.2: of 60 rounds most
+    play γ = 4, or γ = 1."""
+    policy = tapout(Costs(0.3, [1.0] * 5), width=0.5, arms=(constant(1), constant(4)))
+    for share, better in ((1, 1), (0, 0)):
+        state = policy.init(keys_of(2), 4)
+        for _ in range(60):
+            state, allowed = policy.begin(state, 4)
+            state = policy.update(state, stats_of(allowed, share * allowed, 4))
+        assert jnp.all(state.bandit.plays[:, better] > 40)
+
+
+def test_tapout_carries_the_states_of_its_arms():
+    """Plays, rewards and what arms learned come from the batch before, noise from this one."""
+    policy = tapout(arms=(heuristic(3), svip()))
+    past, fresh = playing(policy, [0, 0], 4), policy.init(keys_of(3), 4)
+    past = policy.update(past, stats_of([3, 3], [3, 0], 4))
+    found = policy.resume(fresh, past, jnp.array([True, False]))
+    assert found.arms[0].tolist() == [4, 4, 4]
+    assert found.bandit.plays.tolist() == [[1, 0]] * 3
+    np.testing.assert_allclose(found.bandit.reward, [[(1 + 3 / 4) / 2, 0]] * 3, rtol=1e-6)
+    assert found.bandit.salt.tolist() == fresh.bandit.salt.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        ("svip", "arms='svip' must be a list"),
+        ((), r"arms=\(\) must be a list"),
+        (("svip", 3), "arms=3 must be draft-length policies"),
+        (("svip", "svipp"), "There is no policy 'svipp'"),
+        (("svip", svip), "arms=<function svip.* must be draft-length policies"),
+        (("svip", "hedge"), "arms=Hedge.* reads other rows, shorter drafts or trees"),
+        ((together(Costs(0.1, [1, 1])),), "arms=Together.* reads other rows"),
+        (("cut(2, 3)",), "arms=Cut.* reads other rows, shorter drafts or trees"),
+    ],
+)
+def test_what_is_no_arm(arms, message):
+    with pytest.raises(ValueError, match=message):
+        tapout(arms=arms)
+
+
+@pytest.mark.sweep
+def test_all_arms_of_tapout_in_the_real_loop():
+    """The default arms, and two of which the better is played after a round of each: exact."""
+    with jax.enable_x64(True):
+        for policy in (tapout(), tapout(width=0.0, arms=("adaedl(bar=0.6)", constant(1)))):
+            assert bias(small_method(policy, jnp.float64), 4) < 1e-12
 
 
 def test_head():

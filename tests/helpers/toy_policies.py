@@ -154,6 +154,8 @@ def library(gamma_max: int, width: int) -> dict[str, Policy]:
         "together": rates,
         "exp3": {"rate": 3.0},
         "hedge": {"rate": 3.0},
+        # Two, so that some rounds of a few tokens follow what was learned.
+        "tapout": {"arms": ("svip(threshold=0.35)", "heuristic(gamma=1)")},
         "head": {"threshold": 0.4},
     }
     return {
