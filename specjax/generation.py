@@ -6,6 +6,7 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import decoding, drafters, trees
+from specjax.budgets.base import Budget
 from specjax.defaults import BATCH_SIZE, NEW_TOKENS, TEMPERATURE, TOP_K, TOP_P
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
@@ -38,6 +39,8 @@ def generate(
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
+    budget: Budget | str | None = None,
+    sizes: Sequence[int] = (),
     tree: Shape | str | None = None,
     settings: Settings | None = None,
     rounds: bool = False,
@@ -77,6 +80,12 @@ def generate(
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper. For trees: numbers
         of tokens, the root included.
+      budget: which drafted tokens of the whole batch are verified, such as
+        `specjax.budgets.early_stop(times)`, or its name (`specjax.budgets.parse`); default all. For
+        chains. At temperatures above 0 a row's tokens then depend on its neighbours; its
+        distribution does not.
+      sizes: with a budget, numbers of positions of verify passes over some positions of all rows.
+        Each is compiled; worth it where fewer positions are cheaper.
       tree: the shape of drafts, `specjax.trees.fixed(3, 2, 1)` or
         `specjax.trees.best_first(width=4, depth=4, nodes=16)`, or its name (`specjax.trees.parse`);
         default `specjax.trees.chain()`.
@@ -110,6 +119,8 @@ def generate(
         rule=rule,
         policy=policy,
         widths=widths,
+        budget=budget,
+        sizes=sizes,
         tree=tree,
         settings=settings,
         rounds=rounds,
@@ -142,6 +153,8 @@ def stream(
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
+    budget: Budget | str | None = None,
+    sizes: Sequence[int] = (),
     tree: Shape | str | None = None,
     settings: Settings | None = None,
     rounds: bool = False,
@@ -177,6 +190,8 @@ def stream(
         rule=rule,
         policy=policy,
         widths=widths,
+        budget=budget,
+        sizes=sizes,
         tree=tree,
         settings=settings,
         rounds=rounds,
@@ -203,6 +218,8 @@ def _decode(
     rule: AcceptanceRule | str | None,
     policy: Policy | str | None,
     widths: Sequence[int],
+    budget: Budget | str | None,
+    sizes: Sequence[int],
     tree: Shape | str | None,
     settings: Settings | None,
     rounds: bool,
@@ -227,11 +244,13 @@ def _decode(
             rule=rule,
             policy=policy,
             widths=widths,
+            budget=budget,
+            sizes=sizes,
             tree=tree,
             check_tokens=check_tokens,
         )
     else:
-        _check_alone(gamma, rule, policy, widths, tree)
+        _check_alone(gamma, rule, policy, widths, budget, tree)
         method = decoding.tuned(
             target, draft, settings, sampling=sampling, check_tokens=check_tokens
         )
@@ -268,10 +287,11 @@ def _check_alone(
     rule: AcceptanceRule | str | None,
     policy: Policy | str | None,
     widths: Sequence[int],
+    budget: Budget | str | None,
     tree: Shape | str | None,
 ) -> None:
     """Raise ValueError if one of these is given beside the settings that hold it."""
-    given = {"gamma": gamma, "rule": rule, "policy": policy, "tree": tree}
+    given = {"gamma": gamma, "rule": rule, "policy": policy, "budget": budget, "tree": tree}
     beside = [name for name, value in given.items() if value is not None]
     beside += ["widths"] if len(widths) else []
     if beside:

@@ -89,7 +89,7 @@ class PackingModel(Model, Protocol):
         context: Context,
         cache: Cache,
         packing: Any = None,
-    ) -> tuple[Float[Array, "B K E"], Cache]:
+    ) -> tuple[Float[Array, "... E"], Cache]:
         """Run K tokens per row as `Model.__call__` does.
 
         With a `specjax.models.packing.Packing` the hidden states are (N, E), and the slots of

@@ -67,7 +67,7 @@ class Budget(Protocol):
         Called before the token is drawn. It sets the order of slots; a larger value than that of
         the token before counts as that one.
         """
-        return state, 1.0 / (1.0 + jnp.broadcast_to(seen.slot, seen.drafting.shape))
+        return state, jnp.broadcast_to(1 / (1 + seen.slot.astype(jnp.float32)), seen.drafting.shape)
 
     def drawn(self, state: Any, confidence: Float[Array, " B"]) -> Any:
         """Update the state by the token that was drawn, for the tokens after it.
@@ -131,23 +131,23 @@ def hand_out(
       sizes: of compiled passes, for budgets that fill them.
     """
     rows, gamma = chances.chance.shape
-    exists = jnp.arange(gamma)[:, None] < length[None, :]
+    exists = jnp.arange(gamma, dtype=jnp.int32)[:, None] < length[None, :]
     chance = jnp.where(exists, chances.chance.T, -jnp.inf).ravel()  # slot by slot, then by rows
-    order = jnp.argsort(-chance, stable=True)
+    order = jnp.argsort(-chance, stable=True).astype(jnp.int32)
     chance, exists = chance[order], exists.ravel()[order]
     count = jnp.sum(live, dtype=jnp.int32)
     worth = jnp.where(exists, chance, 0.0)
     slots = Slot(
         taken=jnp.arange(rows * gamma, dtype=jnp.int32),
-        gained=count + jnp.cumsum(worth) - worth,
+        gained=count.astype(jnp.float32) + jnp.cumsum(worth) - worth,
         chance=worth,
-        index=(order // rows).astype(jnp.int32),
+        index=order // rows,
         rows=jnp.broadcast_to(count, order.shape),
     )
     takes = jax.vmap(lambda slot: budget.takes(chances.before, slot))(slots)
-    taken = jnp.cumprod(takes & exists).astype(jnp.int32)
+    taken = jnp.cumprod((takes & exists).astype(jnp.int32))
     if budget.fills and sizes:
-        size = compiled_size(sizes, count + jnp.sum(taken))
+        size = compiled_size(sizes, count + jnp.sum(taken, dtype=jnp.int32))
         taken = (exists & (slots.taken + count < size)).astype(jnp.int32)
     return jnp.zeros((rows,), jnp.int32).at[order % rows].add(taken)
 

@@ -73,7 +73,7 @@ class Calibrated(Budget):
 
     def update(self, state, round_):
         tested = round_.tested
-        error = jnp.where(tested, round_.overlap - state.each, 0.0)
+        error = jnp.where(tested, round_.overlap.astype(jnp.float32) - state.each, 0.0)
         level = state.level + LEVEL_RATE * jnp.sum(error, axis=1)
         slope = state.slope + SLOPE_RATE * jnp.sum(error * state.odds, axis=1)
         known = state.each > 0  # drafted tokens, verified or not

@@ -56,15 +56,16 @@ class EarlyStop(Calibrated):
     def best_depth(self, learned: Learned, live: Array, gamma_max: int) -> Int[Array, ""]:
         """The number of drafted tokens for which the best number of slots promises most."""
         mean = jnp.where(live[:, None], jnp.cumprod(learned.step, axis=1), 0.0).ravel()
-        index = jnp.broadcast_to(jnp.arange(gamma_max), learned.step.shape).ravel()
+        index = jnp.broadcast_to(jnp.arange(gamma_max, dtype=jnp.int32), learned.step.shape).ravel()
         order = jnp.argsort(-mean)
-        depth = jnp.arange(gamma_max + 1)[:, None]
+        depth = jnp.arange(gamma_max + 1, dtype=jnp.int32)[:, None]
         within = index[order][None, :] < depth
         rows = jnp.sum(live, dtype=jnp.int32)
-        tokens = rows + jnp.cumsum(jnp.where(within, mean[order][None, :], 0.0), axis=1)
+        worth = jnp.where(within, mean[order][None, :], 0.0)
+        tokens = rows.astype(jnp.float32) + jnp.cumsum(worth, axis=1)
         count = rows + jnp.cumsum(within, axis=1, dtype=jnp.int32)
         rate = tokens / self.times.smoothed(count, depth)
-        plain = (rows / self.times.smoothed(rows, 0))[None]
+        plain = (rows.astype(jnp.float32) / self.times.smoothed(rows, 0))[None]
         return jnp.argmax(jnp.concatenate([plain, jnp.max(rate[1:], axis=1)])).astype(jnp.int32)
 
     def chance(self, state, seen):
@@ -90,6 +91,6 @@ def early_stop(times: PassTimes, prior: float = 0.7) -> EarlyStop:
     if not isinstance(times, PassTimes):
         raise ValueError(
             f"times={times!r} must be a specjax.budgets.PassTimes: "
-            "`specjax.measure.pass_times` measures one."
+            "`specjax.measure.batches.pass_times` measures one."
         )
     return EarlyStop(jnp.float32(number("prior", prior, "(0, 1)")), times)

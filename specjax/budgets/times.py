@@ -54,6 +54,11 @@ class PassTimes:
             rest=jnp.float32(number("rest", rest, "[0, ∞)")),
         )
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The compiled sizes as plain numbers, as `generate` takes them."""
+        return tuple(np.asarray(self.positions).tolist())
+
     def smoothed(self, positions: Int[Array, "..."], depth: int | Array) -> Float[Array, "..."]:
         """Time of a round without the steps between sizes.
 
@@ -64,13 +69,14 @@ class PassTimes:
           depth: calls of the drafter.
         """
         at, times = self.positions.astype(jnp.float32), self.smooth
-        return depth * self.draft + self.rest + jnp.interp(positions.astype(jnp.float32), at, times)
+        drafting = jnp.asarray(depth, jnp.float32) * self.draft
+        return drafting + self.rest + jnp.interp(positions.astype(jnp.float32), at, times)
 
     def exact(self, positions: Int[Array, "..."], depth: int | Array) -> Float[Array, "..."]:
         """Time of a round whose call has the smallest size that holds these positions."""
         at = jnp.searchsorted(self.positions, positions)
         passes = self.passes[jnp.minimum(at, len(self.passes) - 1)]
-        return depth * self.draft + self.rest + passes
+        return jnp.asarray(depth, jnp.float32) * self.draft + self.rest + passes
 
 
 def convex(sizes: Sequence[int], times: Sequence[float]) -> np.ndarray:

@@ -23,6 +23,7 @@ from specjax.decoding.methods import (
     reads_batch,
     speculative,
     tuned,
+    with_budget,
     with_draft,
     with_policy,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "text_of",
     "tokenize",
     "tuned",
+    "with_budget",
     "with_draft",
     "with_policy",
 ]

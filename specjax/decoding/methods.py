@@ -9,6 +9,9 @@ import numpy as np
 
 from specjax import drafters, trees
 from specjax.autoregressive import Autoregressive
+from specjax.budgets import NAMES as BUDGETS
+from specjax.budgets import Budget
+from specjax.budgets import parse as parse_budget
 from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.defaults import GAMMA
 from specjax.drafters import attached
@@ -29,6 +32,7 @@ from specjax.rules import parse as parse_rule
 from specjax.sampling import Sampling
 from specjax.settings import Settings
 from specjax.speculative import Speculative
+from specjax.support import named
 from specjax.support.ranges import has, listed, shown, whole
 from specjax.trees import BestFirst, Chain, FixedTree, Shape
 from specjax.trees.speculative import TreeSpeculative
@@ -50,16 +54,21 @@ def build(
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
+    budget: Budget | str | None = None,
+    sizes: Sequence[int] = (),
     tree: Shape | str | None = None,
     check_tokens: bool = True,
 ) -> Method:
     """Build the loop: `plain` where `draft` is None, else `with_draft`."""
     if draft is None:
+        if budget is not None:
+            raise ValueError(f"budget={budget!r} without a draft: there is nothing to hand it to.")
         return plain(target, sampling, rule)
-    return with_draft(
+    method = with_draft(
         target, draft, gamma=gamma, sampling=sampling, rule=rule, policy=policy, widths=widths,
         tree=tree, check_tokens=check_tokens,
     )  # fmt: skip
+    return with_budget(method, budget, sizes)
 
 
 def with_draft(
@@ -150,7 +159,7 @@ def speculative(
         sampling=sampling,
         eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
         gamma_max=int(gamma),
-        widths=_widths(widths),
+        widths=_counts("widths", widths),
     )
     if policy is None:
         return made
@@ -195,16 +204,16 @@ def branching(
         sampling=sampling,
         eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
         shape=shape,
-        widths=_widths(widths),
+        widths=_counts("widths", widths),
     )
     if policy is None:
         return made
     return with_policy(made, _policy(policy))
 
 
-def _widths(widths: Sequence[int]) -> tuple[int, ...]:
-    given = listed("widths", widths) if np.ndim(widths) == 0 or len(widths) else ()
-    return tuple(whole("widths", width, "[1, ∞)") for width in given)
+def _counts(name: str, counts: Sequence[int]) -> tuple[int, ...]:
+    given = listed(name, counts) if np.ndim(counts) == 0 or len(counts) else ()
+    return tuple(whole(name, count, "[1, ∞)") for count in given)
 
 
 def check_models(target: Any, draft: Any) -> None:
@@ -288,6 +297,43 @@ def with_policy(method: M, policy: Policy) -> M:
     return dataclasses.replace(method, policy=policy)
 
 
+def with_budget(method: M, budget: Budget | str | None, sizes: Sequence[int] = ()) -> M:
+    """Add a verify budget to a loop.
+
+    Args:
+      sizes: positions of packed verify passes; see `generate`.
+
+    Raises:
+      ValueError: the loop has trees or narrow passes, its target cannot pack, or sizes without a
+        budget.
+    """
+    given = _counts("sizes", sizes)
+    if budget is None:
+        if given:
+            raise ValueError(f"sizes={given} need a budget, such as budget='fixed(8)'.")
+        return method
+    if isinstance(budget, str):
+        if named.lacks("budget", BUDGETS, budget, "times"):
+            raise ValueError(
+                f"budget={budget!r} weighs times, and none are given. Measure them: "
+                "times = specjax.measure.batches.pass_times(...), then "
+                "budget=specjax.budgets.early_stop(times)."
+            )
+        budget = parse_budget(budget)
+    has("budget", budget, ("begin", "takes"), "a verify budget, or its name")
+    check_pytree("budget", budget)
+    if method.branches:
+        raise ValueError("A verify budget goes with chains: leave out the tree or the budget.")
+    if method.widths:
+        raise ValueError(f"widths={method.widths} beside a budget: give sizes, of all rows.")
+    if given and not getattr(method.target, "packs", False):
+        raise ValueError(
+            f"sizes={given}: this target is on a mesh or a model of your own, and computes all "
+            "positions of a batch (specjax.types.PackingModel). Leave sizes out."
+        )
+    return dataclasses.replace(method, budget=budget, sizes=given)
+
+
 def plain_if_preferred(method: Method, rounds: int, rows: int = 1) -> Method:
     """Choose plain decoding if the policy's costs promise more for it than for the loop.
 
@@ -312,6 +358,8 @@ def plain_of(method: Method) -> Autoregressive:
 
 def reads_batch(method: Method) -> bool:
     """Whether a row's tokens may depend on its neighbours."""
+    if getattr(method, "budget", None) is not None:
+        return True
     return method.policy is not None and method.policy.reads_batch
 
 

@@ -23,9 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling as smp
+from specjax.budgets import PassTimes
 from specjax.dice import dice_for
 from specjax.drafters.base import proposal
 from specjax.loop import Method
+from specjax.models.packing import Packing, unpack
 from specjax.policies import Costs, constant
 from specjax.sampling import Purpose
 from specjax.speculative import Contexts
@@ -34,8 +36,8 @@ from specjax.trees.drafting import Allowed
 from specjax.trees.nodes import layout, lineage
 from specjax.trees.speculative import grow
 
-# Seconds of one step of ("target", 0), ("draft", 0), ("verify", γ) and ("round", γ), and of whole
-# calls ("call", γ, rounds).
+# Seconds of one step of ("target", 0), ("draft", 0), ("verify", γ), ("round", γ) and
+# ("packed", positions), and of whole calls ("call", γ, rounds).
 Sample = Mapping[Hashable, float]
 # Jitted phases and calls, by what they run.
 Programs = MutableMapping[Hashable, Any]
@@ -52,6 +54,7 @@ def stopwatch(
     *,
     steps: int = 20,
     calls: Iterable[Call] = (),
+    sizes: Iterable[int] = (),
     programs: Programs | None = None,
 ) -> Callable[[], dict[Hashable, float]]:
     """Compile the phases and calls, and return a function that times each of them once.
@@ -69,6 +72,7 @@ def stopwatch(
         among `rounds` and whose policy drafts that many in every round. The function of each
         encodes and returns as `loop.start` does; it runs right before the timing, since the state
         is donated. The number of rounds is about what outputs take, since the first are slower.
+      sizes: positions of all rows together, of packed verify passes to measure.
       programs: those of an earlier stopwatch, which are not compiled again for a method of the same
         shapes; new ones are added.
 
@@ -87,6 +91,7 @@ def stopwatch(
     for gamma in sorted(passes | whole):
         phases["verify", gamma] = _verify_tree if tree else partial(_verify, gamma=gamma)
     phases |= {("round", g): partial(_round, gamma=g) for g in sorted(whole)}
+    phases |= {("packed", size): partial(_packed, size=size) for size in sizes}
     runs = {name: partial(_repeat, phase, steps) for name, phase in phases.items()}
     runs |= {name: partial(_repeat, _any_round, name[2]) for name in made}
     programs = {} if programs is None else programs
@@ -156,6 +161,25 @@ def medians(samples: Sequence[Sample]) -> Costs:
         **fixed,
         **dict.fromkeys(("error", "largest_error", "drop"), 0.0),
     )
+
+
+def pass_times(samples: Sequence[Sample], rows: int) -> PassTimes:
+    """Take medians of a `stopwatch`'s samples as times for a verify budget.
+
+    Args:
+      samples: with the largest γ among its `gammas` and `rounds`.
+      rows: rows of the batch. All positions of a draft of that γ are the largest pass.
+    """
+    took: dict[Any, float] = {
+        name: float(np.median([sample[name] for sample in samples])) for name in samples[0]
+    }
+    gamma = max(count for kind, count, *_ in took if kind == "verify")
+    passes = {size: t for (kind, size, *_), t in took.items() if kind == "packed"}
+    passes |= {rows * (gamma + 1): took["verify", gamma]}
+    draft = took["draft", 0]
+    rest = max(took["round", gamma] - gamma * draft - took["verify", gamma], 0.0)
+    sizes = sorted(passes)
+    return PassTimes(sizes, [passes[size] for size in sizes], draft=draft, rest=rest)
 
 
 def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> None:
@@ -232,6 +256,20 @@ def _verify(method, contexts, state, *, gamma):
     hidden, cache = method.target(block, state.length - 1, contexts.target, state.cache)
     logprobs = smp.standardize(method.target.logits(hidden), method.sampling)
     # All distributions are read to the end, as an acceptance rule may.
+    return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
+
+
+def _packed(method, contexts, state, *, size):
+    rows, width = len(state.length), method.slots
+    offsets = jnp.arange(width, dtype=jnp.int32)[None, :]
+    block = (_last(state)[:, None] + offsets) % method.target.vocab_size
+    # As even as it goes; `rounds` makes it depend on the turn of the loop, as a budget does.
+    first = jnp.arange(rows, dtype=jnp.int32) < size % rows
+    count = jnp.minimum(size // rows + jnp.roll(first, state.rounds[0]).astype(jnp.int32), width)
+    packing = Packing.first(count, width, size)
+    read = block, state.length - 1, contexts.target, state.cache
+    hidden, cache = method.target(*read, packing=packing)
+    logprobs = unpack(smp.standardize(method.target.logits(hidden), method.sampling), packing)
     return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
 
 

@@ -84,7 +84,7 @@ class LanguageModel:
         cache: Cache,
         layout: Layout | None = None,
         packing: Packing | None = None,
-    ) -> tuple[Float[Array, "B K E"], Cache]:
+    ) -> tuple[Float[Array, "... E"], Cache]:
         """Run K tokens per row; see `Model.__call__` and `PackingModel`."""
         # A user's module may have no argument for trees or packed positions.
         given = {"layout": layout, "packing": packing}

@@ -42,7 +42,7 @@ class Tapped:
         cache: Cache,
         layout: Layout | None = None,
         packing: Packing | None = None,
-    ) -> tuple[Float[Array, "B K F"], Cache]:
+    ) -> tuple[Float[Array, "... F"], Cache]:
         """Run K tokens per row; see `Model.__call__`; F = (1 + N)·E."""
         module = self.model.module()
         states, cache = module.states(tokens, start, context, cache, layout, packing)

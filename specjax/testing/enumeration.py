@@ -184,12 +184,13 @@ def _outcomes(vocab_size, drawn, ends):
 def _chance(round_, drawn_from):
     """The probability of each row's outcome.
 
-    Tokens past the end of a draft are arbitrary, and count as drawn uniformly.
+    Tokens past the end of a draft are arbitrary, and count as drawn uniformly. Tokens that a budget
+    left out were drawn, and decisions may depend on them.
     """
     ending, drafts = round_.accepted, round_.drafts
     if round_.nodes is None:
         slots = jnp.arange(round_.gamma_max, dtype=jnp.int32)
-        submitted = slots[None, :] < drafts.length[:, None]
+        submitted = slots[None, :] < drafts.drawn[:, None]
     else:
         ending, drafts, submitted = round_.node, round_.nodes, round_.nodes.submitted
     drawn = jnp.ones(len(ending))
@@ -220,7 +221,8 @@ def _merge(pool, weights, rng):
     if not len(weights):
         return pool, weights
     known = np.arange(pool.tokens.shape[1])[None, :] < pool.length[:, None]
-    policy = [leaf.reshape(len(weights), -1) for leaf in jax.tree.leaves(pool.policy)]
+    learned = jax.tree.leaves((pool.policy, pool.budget))
+    policy = [leaf.reshape(len(weights), -1) for leaf in learned]
     columns = [np.where(known, pool.tokens, -1), *_history(pool.drafter), *policy]
     table = np.concatenate([column.astype(np.float64) for column in columns], axis=1)
     order = rng.permutation(len(weights))
@@ -310,7 +312,10 @@ def _merge_batches(pool, weights, rng):
         return pool, weights
     slots = np.arange(pool.tokens.shape[2])
     known = slots[None, None, :] < pool.length[:, :, None]
-    leaves = [np.where(known, pool.tokens, -1), *jax.tree.leaves((pool.policy, pool.drafter.end))]
+    leaves = [
+        np.where(known, pool.tokens, -1),
+        *jax.tree.leaves((pool.policy, pool.budget, pool.drafter.end)),
+    ]
     columns = [leaf.reshape(len(weights), -1).astype(np.float64) for leaf in leaves]
     order = rng.permutation(len(weights))
     table = np.concatenate(columns, axis=1)[order]

@@ -1,6 +1,5 @@
-"""Verify budgets: exact for all rows together, worked by hand, and refused where they do not fit."""
+"""Verify budgets: exact for all rows together, worked by hand, and what they do not go with."""
 
-import functools
 import itertools
 
 import jax
@@ -8,17 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import test_loops
 from reference import sequence_distribution, total_variation
-from specjax import budgets, decoding, generate, loop, speculative
-from specjax.budgets import base, early_stop, times
+from specjax import budgets, generate, loop, speculative
+from specjax.budgets import base, times
+from specjax.budgets.early_stop import PAUSE
 from specjax.drafters.base import ModelDrafter
+from specjax.measure import batches
 from specjax.models.packing import Packing, pack, unpack
-from specjax.policies import constant, svip
+from specjax.policies import constant, heuristic
 from specjax.policies.base import Observation
 from specjax.pytrees import pytree
 from specjax.rules import Block, Token
-from specjax.sampling import Sampling, TopK
+from specjax.sampling import Sampling
 from specjax.testing.enumeration import joint_distribution
 from table_models import hopeless, inputs_of, random_table
 
@@ -39,7 +39,7 @@ class OneOf(base.Budget):
 
     each: tuple
     which: jax.Array
-    fills: bool = True
+    fills = True
 
     def _pick(self, values):
         return jax.tree.map(lambda *xs: jnp.stack(xs)[self.which], *values)
@@ -102,10 +102,10 @@ def test_enumerated_joint_distribution(name):
     [
         {"eos": -1, "limits": (4, 2)},
         {"rule": Block()},
-        {"chosen": Sampling(0.7, filters=(TopK(1),))},
+        {"chosen": Sampling(0.7, top_p=0.8)},
         {"chosen": Sampling(0.0)},
-        {"policy": svip(0.6)},
-        {"draft": hopeless(random_table(1, 2))},
+        {"policy": heuristic(1)},
+        {"draft": "hopeless"},
         {"sizes": ()},
     ],
     ids=str,
@@ -113,6 +113,8 @@ def test_enumerated_joint_distribution(name):
 def test_early_stop_with_other_methods(options):
     """Rules, sampling, limits, policies that end drafts, a bad draft, no packing. TV < 1e-12."""
     with jax.enable_x64(True):
+        if "draft" in options:
+            options = {"draft": hopeless(random_table(1, 2))}
         limits = options.pop("limits", (3, 3))
         assert bias(method_of(budgets.early_stop(TIMES), **options), limits) < 1e-12
 
@@ -124,21 +126,11 @@ def test_three_rows():
         assert bias(method, (2, 2, 2), inputs_of([[1, 0], [0], [0, 1, 1]])) < 1e-12
 
 
-@pytree
-class Peeking(base.Budget):
-    """Verifies the slots whose own drawn token the draft thinks likely, as some servers do."""
-
-    each: jax.Array  # the most slots
-
-    def init(self, keys, gamma_max):
-        return jnp.zeros((len(keys), gamma_max))
-
-
 def peeking_draft(method, context, state, dice):
     """Draft, and cut each row before the first token that its distribution thinks unlikely."""
     drafts, state = speculative.draft(method, context, state, dice)
-    likely = drafts.confidence >= np.log(0.5)
-    kept = jnp.sum(jnp.cumprod(likely, axis=1), axis=1, dtype=jnp.int32)
+    likely = drafts.confidence >= jnp.float32(np.log(0.5))
+    kept = jnp.sum(jnp.cumprod(likely.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
     return drafts._replace(length=jnp.minimum(drafts.length, kept)), state
 
 
@@ -224,7 +216,7 @@ def test_a_draft_that_never_pays_is_left_out_and_tried_again():
     state = budget.init(jax.random.split(jax.random.key(0), 2), 2)
     begin = jax.jit(lambda state: budget.begin(state, jnp.array([True, True]), 2))
     depths = []
-    for _ in range(2 * early_stop.PAUSE + 4):
+    for _ in range(2 * PAUSE + 4):
         state, depth = begin(state)
         depths.append(int(depth))
     assert sum(depths) == 2
@@ -259,12 +251,12 @@ def test_a_packed_pass_gives_the_tokens_of_a_whole_one(pair, greedy):
     today = generate(pair.target, pair.draft, texts, **options)
     full = generate(pair.target, pair.draft, texts, budget=budgets.static(3), sizes=(4, 8, 12),
                     **options)  # fmt: skip
-    assert [row.tokens for row in full] == [row.tokens for row in today]
+    assert [row.tokens for row in full.rows] == [row.tokens for row in today.rows]
     few = generate(pair.target, pair.draft, texts, budget="fixed(2)", sizes=(4, 6), **options)
     if greedy:
-        assert [row.tokens for row in few] == [row.tokens for row in today]
-    assert sum(row.drafted for row in few) < sum(row.drafted for row in today)
-    assert sum(row.levels for row in few) > sum(row.drafted for row in few)
+        assert [row.tokens for row in few.rows] == [row.tokens for row in today.rows]
+    assert sum(row.drafted for row in few.rows) < sum(row.drafted for row in today.rows)
+    assert sum(row.levels for row in few.rows) > sum(row.drafted for row in few.rows)
 
 
 def test_the_loop_draws_the_target_s_outputs():
@@ -280,14 +272,14 @@ def test_the_loop_draws_the_target_s_outputs():
     @jax.jit
     @jax.vmap
     def outputs(sample):
-        keys = smp.row_keys(jax.random.key(0), jnp.arange(3), jnp.full(3, sample))
+        keys = smp.row_keys(jax.random.key(0), jnp.arange(3, dtype=jnp.int32), jnp.full(3, sample))
         begun = loop.start(method, inputs, keys, jnp.int32([2, 2, 0]), buffer_len=9)
         state = loop.decode(method, *begun)
-        place = inputs.prompt_len[:, None] + jnp.arange(2)[None, :]
+        place = inputs.prompt_len[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :]
         return jnp.take_along_axis(state.tokens, place, axis=1)[:2]
 
     with jax.enable_x64(True):
-        found = np.asarray(outputs(jnp.arange(8192)))
+        found = np.asarray(outputs(jnp.arange(8192, dtype=jnp.int32)))
         counts = Counter(tuple(map(tuple, both)) for both in found.tolist())
         each = []
         for row in range(2):
@@ -335,3 +327,17 @@ def test_what_a_budget_does_not_go_with(pair, options, said):
     options = {"draft": pair.draft, "gamma": 2, "temperature": 0.0} | options
     with pytest.raises(ValueError, match=said):
         generate(pair.target, options.pop("draft"), [[5, 6]], **options)
+
+
+def test_times_of_packed_passes_are_measured(pair):
+    """Of sizes from no draft up; and a budget that reads them decodes the same tokens."""
+    texts = [[5, 6, 7], [8, 9]]
+    found = batches.pass_times(pair.target, pair.draft, texts, gamma=2, batch_size=4,
+                               max_new_tokens=8, repeats=2)  # fmt: skip
+    assert found.sizes == (4, 5, 6, 8, 10, 12)
+    assert bool(jnp.all(found.passes > 0))
+    options = {"gamma": 2, "temperature": 0.0, "max_new_tokens": 8, "batch_size": 4}
+    plain = generate(pair.target, None, texts, temperature=0.0, max_new_tokens=8)
+    early = generate(pair.target, pair.draft, texts, budget=budgets.early_stop(found),
+                     sizes=found.sizes, **options)  # fmt: skip
+    assert [row.tokens for row in early.rows] == [row.tokens for row in plain.rows]

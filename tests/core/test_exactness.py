@@ -204,7 +204,7 @@ def raw_draft_step(method, contexts, state, dice):
 
 
 def _finish(method, contexts, state, drafts, dice):
-    verdict, state = speculative.judge(method, contexts, state, drafts, dice)
+    verdict, state = speculative.judge(method, contexts, dice, state, drafts)
     return speculative.conclude(method, contexts.drafter, state, drafts, verdict)
 
 

@@ -12,6 +12,7 @@ from model_calls import begin, by_slot, call, uncached
 from specjax.checkpoints import load
 from specjax.drafters import base
 from specjax.models.layers import arrange
+from specjax.models.packing import Packing, unpack
 from specjax.types import Inputs
 
 pytestmark = pytest.mark.sweep
@@ -127,3 +128,29 @@ def test_long_prompts_are_read_in_pieces(model, tokens, width, monkeypatch):
     assert jax.tree.structure(whole) == jax.tree.structure(pieces)
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(pieces), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("size", [8, 12])
+def test_packed_positions_are_those_of_a_whole_call(model, tokens, size):
+    """Rows read 2, 1 and 4 of their four tokens, after prompts of 1, 4 and 6, in a call of 8 or 12
+    positions; and the next call finds their slots in the cache."""
+    prompt_len, count = jnp.array([1, 4, 6], jnp.int32), jnp.array([2, 1, 4], jnp.int32)
+    prompt = jnp.where(jnp.arange(6)[None, :] < prompt_len[:, None], tokens[:, :6], 39)
+    context, cache = begin(model, prompt, prompt_len)
+    start = prompt_len - 1
+    blocks = [jnp.take_along_axis(tokens, at[:, None] + jnp.arange(4)[None, :], axis=1)
+              for at in (start, start + count)]  # fmt: skip
+
+    @jax.jit
+    def packed(model, block, start, context, cache):
+        packing = Packing.first(count, 4, size)
+        hidden, cache = model(block, start, context, cache, packing=packing)
+        return unpack(model.logits(hidden), packing), cache
+
+    whole, after = call(model, blocks[0], start, context, cache)
+    found, packed_after = packed(model, blocks[0], start, context, cache)
+    for row, (one, other) in enumerate(zip(found, whole, strict=True)):
+        some = slice(int(count[row]))
+        np.testing.assert_allclose(one[some], other[some], rtol=0, atol=5e-5)
+    ends = [call(model, blocks[1], start + count, context, c)[0] for c in (packed_after, after)]
+    np.testing.assert_allclose(*ends, rtol=0, atol=5e-5)

@@ -74,14 +74,14 @@ def test_enumerated_joint_distribution(name, eos):
 
 
 def _finish(method, contexts, state, drafts, dice):
-    verdict, state = speculative.judge(method, contexts, state, drafts, dice)
+    verdict, state = speculative.judge(method, contexts, dice, state, drafts)
     return speculative.conclude(method, contexts.drafter, state, drafts, verdict)
 
 
 def in_turn_step(method, contexts, state, dice):
     """The second row drafts no more than the first got accepted in this very round."""
     drafts, state = speculative.draft(method, contexts.drafter, state, dice)
-    accepted = speculative.judge(method, contexts, state, drafts, dice)[0].accepted
+    accepted = speculative.judge(method, contexts, dice, state, drafts)[0].accepted
     length = drafts.length.at[1].min(accepted[0])
     return _finish(method, contexts, state, drafts._replace(length=length), dice)
 
