@@ -238,7 +238,7 @@ def verify(
     it computes those of some positions; entries of the others are arbitrary.
     """
     read = block(state, drafts.tokens), state.length - 1
-    packed = {} if packing is None else {"packing": packing}
+    packed: dict[str, Any] = {} if packing is None else {"packing": packing}
     hidden, cache = method.target(*read, context, state.cache, **packed)
     logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
     logprobs, hidden = unpack(logprobs, packing), unpack(hidden, packing)

@@ -59,7 +59,7 @@ class Calibrated(Budget):
         return state._replace(odds=blank, each=blank, reached=ones), jnp.int32(gamma_max)
 
     def chance(self, state, seen):
-        odds = log_odds(jnp.max(seen.belief_logprobs, axis=-1).astype(jnp.float32))
+        odds = log_odds(seen.top1)
         each = jax.nn.sigmoid(state.level + state.slope * odds)
         reached = state.reached * each
 
@@ -92,7 +92,8 @@ def shared(value: Float[Array, " B"], active: Array) -> Float[Array, " B"]:
     return value + SHARED * (mean - value)
 
 
-def log_odds(logprob: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    """Log-odds of a log-probability, clipped to ±`LIMIT`."""
-    rest = jnp.log(jnp.maximum(-jnp.expm1(logprob), math.exp(-2 * LIMIT)))
-    return jnp.clip(logprob - rest, -LIMIT, LIMIT)
+def log_odds(prob: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Log-odds of a probability, clipped to ±`LIMIT`."""
+    least = math.exp(-2 * LIMIT)
+    odds = jnp.log(jnp.maximum(prob, least)) - jnp.log(jnp.maximum(1 - prob, least))
+    return jnp.clip(odds, -LIMIT, LIMIT)

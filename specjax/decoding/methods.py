@@ -42,6 +42,7 @@ CHECKPOINT = ("model", "config", "eos_ids")
 A_CHECKPOINT = "a checkpoint, as specjax.load and specjax.wrap give it"
 D = TypeVar("D")
 M = TypeVar("M", bound=Speculative | TreeSpeculative)
+B = TypeVar("B", bound=Method)
 DRAFTER = ("vocab_size", "start", "begin", "extend", "logits", "observe")
 
 
@@ -297,7 +298,7 @@ def with_policy(method: M, policy: Policy) -> M:
     return dataclasses.replace(method, policy=policy)
 
 
-def with_budget(method: M, budget: Budget | str | None, sizes: Sequence[int] = ()) -> M:
+def with_budget(method: B, budget: Budget | str | None, sizes: Sequence[int] = ()) -> B:
     """Add a verify budget to a loop.
 
     Args:
@@ -322,7 +323,7 @@ def with_budget(method: M, budget: Budget | str | None, sizes: Sequence[int] = (
         budget = parse_budget(budget)
     has("budget", budget, ("begin", "takes"), "a verify budget, or its name")
     check_pytree("budget", budget)
-    if method.branches:
+    if not isinstance(method, Speculative):
         raise ValueError("A verify budget goes with chains: leave out the tree or the budget.")
     if method.widths:
         raise ValueError(f"widths={method.widths} beside a budget: give sizes, of all rows.")

@@ -181,7 +181,7 @@ def _decoded(method, inputs, keys, filler):
             logprobs=_where(past[:, :, None], low, drafts.logprobs),
             confidence=_where(past, low, drafts.confidence),
         )
-        verdict, after = speculative.judge(method, contexts, after, filled, dice)
+        verdict, after = speculative.judge(method, contexts, dice, after, filled)
         after, _ = speculative.conclude(method, contexts.drafter, after, filled, verdict)
         lengths = jnp.where(state.done, -1, drafts.length)
         return after, (lengths, jnp.broadcast_to(allowed, lengths.shape))
