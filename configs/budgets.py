@@ -1,0 +1,28 @@
+"""How wrong biased verification budgets are: both embedded families at temperature 1.
+
+python -m experiments.budgets.bias --config=configs/budgets.py --workdir=runs/budgets
+"""
+
+import ml_collections
+
+from configs import embedded
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """A config of configs/embedded.py for each family, and what is measured with both."""
+    config = ml_collections.ConfigDict()
+    config.families = ("prose", "parse")
+    config.prose = embedded.get_config("prose")
+    config.parse = embedded.get_config("all")
+    for family in config.families:
+        # Every other output calibrates the chances, and contexts come from the others.
+        config[family].alpha_inputs = 128
+    config.contexts = 96
+    config.batch_sizes = (1, 4, 8)
+    config.gammas = (4, 8)
+    config.samples = 512  # drafts behind the first tokens of a context, besides 2 for each token
+    config.neighbours = 8  # drafts of the other rows, beside each of which all of them are taken
+    config.mass = 1e-4  # of the draft's distribution that first tokens may leave out
+    config.cuts = (0.3, 0.5, 0.7)
+    config.seed = 0
+    return config
