@@ -20,6 +20,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.contexts = 96
     config.batch_sizes = (1, 4, 8)
     config.gammas = (4, 8)
+    config.knees = (4, 16)  # positions that take as long as all else in a pass
     config.samples = 512  # drafts behind the first tokens of a context, besides 2 for each token
     config.neighbours = 8  # drafts of the other rows, beside each of which all of them are taken
     config.mass = 1e-4  # of the draft's distribution that first tokens may leave out

@@ -9,8 +9,8 @@ and results.jsonl for each family in a directory of its name, to the workdir. A 
 goes on with the next family.
 """
 
+import collections
 import functools
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -30,13 +30,13 @@ from specjax.batching import bucket
 from specjax.drafters.base import started
 from specjax.measure import report
 from specjax.measure.along import padded
-from specjax.rules import at_tokens
 from specjax.sampling import Sampling
 from specjax.support import command_line
 from specjax.support.named import short
 
 TEMPERATURE = 1.0
-CHANCES = "before the draw", "own draw read"
+CHANCES = "before the draw", "before, raw", "own draw", "own draw, raw"
+CONTROLS = "fixed N", "early stop"  # exact, if the chances are known before the draw
 CHUNK = 512  # drafts that are continued in one call
 
 
@@ -60,7 +60,9 @@ def main(_) -> None:
     console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
 
 
-FIELDS = "contexts", "batch_sizes", "gammas", "samples", "neighbours", "mass", "cuts", "seed"
+FIELDS = (
+    "contexts", "batch_sizes", "gammas", "knees", "samples", "neighbours", "mass", "cuts", "seed",
+)  # fmt: skip
 
 
 class Context(NamedTuple):
@@ -70,7 +72,7 @@ class Context(NamedTuple):
     q: np.ndarray  # [V], the draft's
     tokens: np.ndarray  # [R], the first token of each draft
     weights: np.ndarray  # [R], its probability
-    survival: tuple[np.ndarray, np.ndarray]  # [R, G] by each of CHANCES
+    survival: tuple[np.ndarray, ...]  # [R, G] by each of CHANCES
 
 
 # --- Models --------------------------------------------------------------------------------------
@@ -150,14 +152,19 @@ def fit(beliefs: np.ndarray, accepted: np.ndarray) -> np.ndarray:
     x = np.stack([np.ones_like(beliefs), logit(beliefs)], axis=1)
     found = np.zeros(2)
     for _ in range(25):
-        chance = 1 / (1 + np.exp(-x @ found))
+        chance = calibrated(beliefs, found)
         curvature = x.T @ (x * (chance * (1 - chance))[:, None]) + 1e-6 * np.eye(2)
         found = found + np.linalg.solve(curvature, x.T @ (accepted - chance))
     return found
 
 
+def calibrated(beliefs: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """The chances that a fit gives."""
+    return 1 / (1 + np.exp(-found[0] - found[1] * logit(beliefs)))
+
+
 def calibrate(pair: Pair, outputs: Sequence[int], rng) -> tuple[np.ndarray, np.ndarray]:
-    """The fits for both of CHANCES, at every position of these outputs."""
+    """Fit the chance before the draw and after it, at every position of these outputs."""
     found = []
     for index in outputs:
         p, q, _ = pair.along(index)
@@ -182,21 +189,20 @@ def contexts(pair: Pair, fits, chosen: Sequence[tuple[int, int]], rng) -> Iterat
         tokens = np.repeat(ids, repeats)
         count = -(-len(tokens) // CHUNK) * CHUNK
         filled = np.resize(tokens, count).astype(np.int32)
+        keys = jax.random.split(jax.random.fold_in(key, number), count // CHUNK)
         parts = [
-            go_on(pair.draft, context, cache, jnp.asarray(part), jnp.int32(prompt + position),
-                  pair.sampling, jax.random.fold_in(key, number * count + at), count=gamma - 1)
-            for at, part in enumerate(np.split(filled, count // CHUNK))
+            go_on(pair.draft, context, cache, part, jnp.int32(prompt + position), pair.sampling,
+                  one, count=gamma - 1)
+            for part, one in zip(jnp.split(jnp.asarray(filled), len(keys)), keys, strict=True)
         ]  # fmt: skip
-        beliefs = []
-        for first, later in zip(
-            (np.full(len(q), q.max()), q), zip(*parts, strict=True), strict=True
-        ):
-            rest = np.exp(np.concatenate(later)[: len(tokens)].astype(np.float64))
-            beliefs.append(np.concatenate([first[tokens][:, None], rest], axis=1))
-        survival = tuple(
-            np.cumprod(1 / (1 + np.exp(-a - b * logit(belief))), axis=1)
-            for (a, b), belief in zip(fits, beliefs, strict=True)
+        top, own = (
+            np.exp(np.concatenate(each, dtype=np.float64))[: len(tokens)]
+            for each in zip(*parts, strict=True)
         )
+        top = np.insert(top, 0, q.max(), axis=1)
+        own = np.insert(own, 0, q[tokens], axis=1)
+        chances = calibrated(top, fits[0]), top, calibrated(own, fits[1]), own
+        survival = tuple(np.cumprod(chance, axis=1) for chance in chances)
         yield Context(p, q, tokens, np.repeat(q[ids] / repeats, repeats), survival)
 
 
@@ -225,19 +231,20 @@ def measure(on: Study) -> Iterator[dict[str, Any]]:
     for rows in config.batch_sizes:
         beside = [neighbours(found, at, rows, config.neighbours, rng) for at in range(count)]
         for gamma in config.gammas:
-            for cell, values in of_batch(found, beside, gamma):
+            for cell, values in of_batch(found, beside, gamma, config.knees):
                 yield {**cell, "batch": rows, "gamma": gamma, **statistics(values), **facts}
 
 
-def neighbours(found: Sequence[Context], at: int, rows: int, count: int, rng):
-    """Draw drafts of the other rows, whose contexts are any others: [count, rows − 1, G] by each of
-    CHANCES."""
-    others = rng.choice([i for i in range(len(found)) if i != at], rows - 1, replace=False)
+def neighbours(found: Sequence[Context], at: int, rows: int, count: int, rng) -> list[np.ndarray]:
+    """Survival in drafts of the other rows, which continue any other contexts: an array
+    [count, rows − 1, G] by each of CHANCES."""
+    others = rng.choice(np.delete(np.arange(len(found)), at), rows - 1, replace=False)
     drawn = [rng.choice(len(found[i].tokens), count, p=norm(found[i].weights)) for i in others]
+    shape = rows - 1, count, found[at].survival[0].shape[1]
     return [
-        np.stack([found[i].survival[by][d] for i, d in zip(others, drawn, strict=True)], axis=1)
-        if rows > 1
-        else np.zeros((1, 0, 1))
+        np.array([found[i].survival[by][draft] for i, draft in zip(others, drawn, strict=True)])
+        .reshape(shape)
+        .swapaxes(0, 1)
         for by in range(len(CHANCES))
     ]
 
@@ -247,68 +254,129 @@ def norm(weights: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def of_batch(found: Sequence[Context], beside, gamma: int):
-    """Each scheme with the values of all contexts."""
+def of_batch(
+    found: Sequence[Context], beside: Sequence[list[np.ndarray]], gamma: int, knees: Sequence[float]
+) -> Iterator[tuple[dict[str, Any], list[Found]]]:
+    """Each scheme, with the values of all contexts."""
+    costs = {(name, knee): cost for knee in knees for name, cost in schemes.costs(knee).items()}
     for by, chances in enumerate(CHANCES):
-        for name, rule in schemes.N_RULES.items():
-            costs = schemes.COSTS if name != "fixed N" else {"": schemes.COSTS["affine"]}
-            for cost_name, cost in costs.items():
-                values = [
-                    estimated(
-                        one, schemes.verified(one.survival[by][:, :gamma], others, rule, cost)
-                    )
-                    for one, near in zip(found, beside, strict=True)
-                    for others in [near[by][:, :, :gamma].reshape(len(near[by]), -1)]
-                ]
-                yield {"scheme": name, "chances": chances, "cost": cost_name}, values
+        values = collections.defaultdict(list)
+        for context, near in zip(found, beside, strict=True):
+            others = near[by][:, :, :gamma].reshape(len(near[by]), -1)
+            ranked = schemes.ranked(context.survival[by][:, :gamma], others)
+            for name, rule in schemes.N_RULES.items():
+                if name == "early stop" and not chances.startswith("before"):
+                    continue
+                for cost, of in costs.items() if name != "fixed N" else [(("", 0), np.ones_like)]:
+                    values[name, *cost].append(estimated(context, ranked.verified(rule, of)))
+        for (name, cost, knee), each in values.items():
+            yield {"scheme": name, "chances": chances, "cost": cost, "knee": knee}, each
 
 
-def exact(context: Context, verified: np.ndarray) -> tuple[float, float]:
-    """The total variation, twice: nothing is estimated."""
-    found = schemes.total_variation(schemes.emitted(context.p, context.q, verified), context.p)
-    return found, found
+class Found(NamedTuple):
+    """One scheme in one context."""
+
+    variation: float  # the total variation by all drafts, whose mean is too high
+    at_least: float  # by halves of the drafts, whose mean is too low
+    verified: float  # the chance that slot 1 is verified
 
 
-def estimated(context: Context, verified: np.ndarray) -> tuple[float, float]:
-    """The total variation by all drafts, whose mean is too high, and by halves, too low."""
+def exact(context: Context, verified: np.ndarray) -> Found:
+    """The total variation of a decision [V] about the drafted token: nothing is estimated."""
+    p, q = context.p, context.q
+    found = schemes.total_variation(schemes.emitted(p, q, verified), p)
+    return Found(found, found, verified @ q)
 
-    def law(rows: slice, columns: slice) -> np.ndarray:
+
+def estimated(context: Context, verified: np.ndarray) -> Found:
+    """The total variation of decisions [R, M] about each draft beside M drafts of the others."""
+    p, q = context.p, context.q
+
+    def given(rows: slice, columns: slice) -> np.ndarray:
         chance = verified[rows, columns].mean(axis=1)
-        given = context.tokens[rows], context.weights[rows], context.q
-        return schemes.emitted(context.p, context.q, schemes.by_token(chance, *given))
+        return schemes.by_token(chance, context.tokens[rows], context.weights[rows], q)
 
-    half = max(1, verified.shape[1] // 2)
-    one, two = law(slice(0, None, 2), slice(half)), law(slice(1, None, 2), slice(-half, None))
-    low = (schemes.gain(one, two, context.p) + schemes.gain(two, one, context.p)) / 2
-    return schemes.total_variation(law(slice(None), slice(None)), context.p), low
+    half = verified.shape[1] // 2
+    parts = given(slice(0, None, 2), slice(half)), given(slice(1, None, 2), slice(half, None))
+    one, two = (schemes.emitted(p, q, part) for part in parts)
+    low = (schemes.gain(one, two, p) + schemes.gain(two, one, p)) / 2
+    return exact(context, given(slice(None), slice(None)))._replace(at_least=low)
 
 
-def statistics(values: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Over contexts; to 4 digits."""
-    found, low = np.array(values).T
+def statistics(values: Sequence[Found]) -> dict[str, float]:
+    """Over contexts."""
+    found, low, verified = np.array(values).T
     numbers = {
         "mean": found.mean(),
         "at_least": low.mean(),
         "median": np.median(found),
         "q95": np.quantile(found, 0.95),
         "largest": found.max(),
+        "verified": verified.mean(),
     }
-    return {name: float(f"{value:.3g}") for name, value in numbers.items()}
+    return {name: float(f"{value:.2g}") for name, value in numbers.items()}
+
+
+# --- Report --------------------------------------------------------------------------------------
 
 
 def section(family: str, rows: Sequence[dict[str, Any]]) -> pages.Section:
-    """A line for each scheme, batch size and γ."""
-    names = "mean", "at_least", "median", "q95", "largest"
-    columns: list[report.Column] = [
-        ("scheme", lambda row: row["scheme"]),
-        ("chances", lambda row: row.get("chances", "–")),
-        ("cost", lambda row: row.get("cost") or "–"),
-        ("rows", lambda row: str(row["batch"])),
-        ("γ", lambda row: str(row.get("gamma", "–"))),
-        *((name, functools.partial(lambda name, row: f"{row[name]:.3g}", name)) for name in names),
-        ("rounds", lambda row: f"{row['mean'] ** -2:,.0f}" if row["mean"] > 1e-9 else "–"),
+    """A line for each biased scheme, with the cell of the largest mean in its last columns."""
+    lines, controls = collections.defaultdict(list), []
+    for row in rows:
+        if row["scheme"] in CONTROLS and row["chances"].startswith("before"):
+            controls.append(row["largest"])
+        else:
+            lines[tuple(row.get(name) for name in ("scheme", "chances", "cost", "knee"))].append(
+                row
+            )
+    tables = [
+        {"of": of, "cells": cells, **max(cells, key=lambda row: row["mean"])}
+        for of, cells in lines.items()
     ]
-    return pages.Section(f"{family}, {short(rows[0]['draft'])}", columns, rows)
+    batches = sorted({row["batch"] for row in rows})
+    columns: list[report.Column] = [
+        ("scheme", lambda line: line["scheme"]),
+        ("chances", lambda line: line["of"][1] or "–"),
+        ("cost", lambda line: f"{line['cost']} {line['knee']:g}" if line["of"][2] else "–"),
+        *((f"B = {rows}", functools.partial(means, rows)) for rows in batches),
+        *((title, functools.partial(number, name)) for name, title in STATISTICS.items()),
+        ("rounds", lambda line: f"{line['mean'] ** -2:,.0f}" if line["mean"] > ROUNDING else "–"),
+    ]
+    gammas = ", ".join(map(str, sorted({row["gamma"] for row in rows if "gamma" in row})))
+    words = (
+        f"Controls, {len(controls)} cells of {' and '.join(CONTROLS)} with chances before the draw: "
+        f"{max(controls):.0e} at most."
+    )
+    legend = (
+        f"Total variation of a round's first token. B: mean over {rows[0]['contexts']} contexts, at "
+        f"γ = {gammas}. From *at least* on, the cell with the largest mean: its mean by halves of "
+        "the drafts (a lower bound), median, 95% quantile, largest, chance that slot 1 is verified, "
+        "and 1/mean². 0: below rounding."
+    )
+    return pages.Section(
+        f"{family}, {short(rows[0]['draft'])}", columns, tables, words, legend, measured=rows
+    )
+
+
+STATISTICS = {
+    "at_least": "at least",
+    "median": "median",
+    "q95": "95%",
+    "largest": "largest",
+    "verified": "verified",
+}
+ROUNDING = 1e-12
+
+
+def number(name: str, line: dict[str, Any]) -> str:
+    """A cell with two digits."""
+    return f"{line[name]:.2g}" if abs(line[name]) > ROUNDING else "0"
+
+
+def means(batch: int, line: dict[str, Any]) -> str:
+    """The mean at each γ."""
+    return ", ".join(number("mean", row) for row in line["cells"] if row["batch"] == batch) or "–"
 
 
 if __name__ == "__main__":

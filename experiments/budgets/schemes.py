@@ -6,17 +6,20 @@ the expected number of tokens over the cost if the best n slots are verified.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 Cost = Callable[[np.ndarray], np.ndarray]  # from positions of a pass to its time
-KNEE = 16  # positions that take as long as the rest of a pass
 
-COSTS: dict[str, Cost] = {
-    "affine": lambda positions: 1 + positions / KNEE,
-    "steps": lambda positions: 1 + 2.0 ** np.ceil(np.log2(positions)) / KNEE,  # compiled sizes
-}
+
+def costs(knee: float) -> dict[str, Cost]:
+    """Costs of a pass: `knee` positions take as long as everything else in it."""
+    return {
+        "affine": lambda positions: 1 + positions / knee,
+        "steps": lambda positions: 1 + 2.0 ** np.ceil(np.log2(positions)) / knee,  # compiled sizes
+    }
 
 
 def fixed(rates: Float[np.ndarray, "*batch n"], rows: int) -> int:
@@ -38,29 +41,33 @@ def global_maximum(rates: Float[np.ndarray, "*batch n"], rows: int) -> Int[np.nd
 N_RULES = {"fixed N": fixed, "early stop": early_stop, "global maximum": global_maximum}
 
 
-def verified(
-    own: Float[np.ndarray, "R G"], others: Float[np.ndarray, "M n"], rule: Callable, cost: Cost
-) -> Bool[np.ndarray, "R M"]:
-    """Whether a row's first slot is verified, for each draft of it beside each draft of the others.
+class Ranked(NamedTuple):
+    """The slots of a batch in falling order, for each draft of a row beside each of the others."""
+
+    rows: int
+    tokens: Float[np.ndarray, "R M n"]  # expected, if the best 0, 1, … slots are verified
+    before: Int[np.ndarray, "R M"]  # slots that are taken before the row's first one
+
+    def verified(self, rule: Callable, cost: Cost) -> Bool[np.ndarray, "R M"]:
+        """Whether the row's first slot is verified."""
+        rates = self.tokens / cost(self.rows + np.arange(self.tokens.shape[-1]))
+        return self.before < rule(rates, self.rows)
+
+
+def ranked(own: Float[np.ndarray, "R G"], others: Float[np.ndarray, "M n"]) -> Ranked:
+    """Rank the slots; between equals the row's own come first.
 
     Args:
       own: survival of the row's slots, falling.
       others: survival of the slots of all other rows, n = (rows − 1)·G of them.
     """
     shape = len(own), len(others)
-    slots = np.concatenate(
-        [
-            np.broadcast_to(own[:, None], (*shape, own.shape[1])),
-            np.broadcast_to(others[None], (*shape, others.shape[1])),
-        ],
-        axis=-1,
-    )
+    mine = np.broadcast_to(own[:, None], (*shape, own.shape[1]))
+    slots = np.concatenate([mine, np.broadcast_to(others, (*shape, others.shape[1]))], axis=-1)
     rows = slots.shape[-1] // own.shape[1]
-    slots = -np.sort(-slots, axis=-1)
-    tokens = rows + np.concatenate([np.zeros((*shape, 1)), np.cumsum(slots, axis=-1)], axis=-1)
-    rates = tokens / cost(rows + np.arange(tokens.shape[-1]))
-    before = (others[None] > own[:, :1, None]).sum(axis=-1)  # slots that are taken earlier
-    return before < rule(rates, rows)
+    gained = np.cumsum(-np.sort(-slots, axis=-1), axis=-1)
+    tokens = rows + np.concatenate([np.zeros((*shape, 1)), gained], axis=-1)
+    return Ranked(rows, tokens, (others > own[:, :1, None]).sum(axis=-1))
 
 
 def by_token(

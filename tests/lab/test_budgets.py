@@ -18,7 +18,7 @@ def steps(positions):
 
 
 def law_of(survival, others, weights, p, q, tokens, rule, cost, by_other):
-    chance = schemes.verified(survival, others, rule, cost) @ by_other
+    chance = schemes.ranked(survival, others).verified(rule, cost) @ by_other
     return schemes.emitted(p, q, schemes.by_token(chance, tokens, weights, q))
 
 
