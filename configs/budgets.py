@@ -17,12 +17,13 @@ def get_config() -> ml_collections.ConfigDict:
     for family in config.families:
         # Every other output calibrates the chances, and contexts come from the others.
         config[family].alpha_inputs = 128
-    config.contexts = 96
+    config.prose.contexts = 96  # which take as long as those of parse
+    config.parse.contexts = 256
     config.batch_sizes = (1, 4, 8)
     config.gammas = (4, 8)
     config.knees = (4, 16)  # positions that take as long as all else in a pass
-    config.samples = 512  # drafts behind the first tokens of a context, besides 2 for each token
-    config.neighbours = 8  # drafts of the other rows, beside each of which all of them are taken
+    config.samples = 512  # drafts of a context; each first token has 2 or more
+    config.neighbours = 4  # drafts of the other rows, for each half of a context's drafts
     config.mass = 1e-4  # of the draft's distribution that first tokens may leave out
     config.cuts = (0.3, 0.5, 0.7)
     config.seed = 0

@@ -11,6 +11,7 @@ goes on with the next family.
 
 import collections
 import functools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -28,41 +29,42 @@ from specjax import decoding
 from specjax import sampling as smp
 from specjax.batching import bucket
 from specjax.drafters.base import started
-from specjax.measure import report
+from specjax.measure import provenance, report
 from specjax.measure.along import padded
+from specjax.models.checkpoint import Checkpoint
 from specjax.sampling import Sampling
-from specjax.support import command_line
+from specjax.support import command_line, files
 from specjax.support.named import short
 
 TEMPERATURE = 1.0
-CHANCES = "before the draw", "before, raw", "own draw", "own draw, raw"
-CONTROLS = "fixed N", "early stop"  # exact, if the chances are known before the draw
+# What a slot's chance reads: the draft's probability of its most likely token, which is known
+# before the draw, or of the drawn one; raw, or calibrated.
+CHANCES = "top token", "top token, raw", "drawn token", "drawn token, raw"
+FIELDS = (
+    "batch_sizes", "gammas", "knees", "samples", "neighbours", "mass", "cuts", "seed",
+)  # fmt: skip
+ROUNDING = 1e-12  # total variation below it is 0
 CHUNK = 512  # drafts that are continued in one call
 
 
 def main(_) -> None:
     config = flags.FLAGS.config
-    check_counts(config, "contexts", "samples", "neighbours")
+    check_counts(config, "samples", "neighbours")
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     rows, sections = [], []
     for family in config.families:
         with config.unlocked():
-            config[family].bias = {name: config[name] for name in FIELDS}
+            config[family].bias = {name: config[name] for name in FIELDS if name in config}
         results = open_results(command_line.make_workdir(str(workdir / family)), config[family])
         if not results.done:
-            for row in measure(Study(config[family], results)):
-                results.append(row)
-        rows += results.done
-        sections.append(section(family, results.done))
+            provenance.write(results.path, list(measure(Study(config[family], results))))
+        found = files.read_rows(results.path)
+        rows += found
+        sections.append(section(family, found))
     pages.write(workdir, "How wrong biased budgets are", sections, rows)
     console = Console(width=160, markup=False)
     pages.show(console, sections, rows)
     console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
-
-
-FIELDS = (
-    "contexts", "batch_sizes", "gammas", "knees", "samples", "neighbours", "mass", "cuts", "seed",
-)  # fmt: skip
 
 
 class Context(NamedTuple):
@@ -73,6 +75,14 @@ class Context(NamedTuple):
     tokens: np.ndarray  # [R], the first token of each draft
     weights: np.ndarray  # [R], its probability
     survival: tuple[np.ndarray, ...]  # [R, G] by each of CHANCES
+
+
+class Found(NamedTuple):
+    """One scheme in one context."""
+
+    variation: float  # the total variation by all drafts, whose mean is too high
+    at_least: float  # by halves of the drafts, whose mean is too low
+    verified: float  # the chance that slot 1 is verified
 
 
 # --- Models --------------------------------------------------------------------------------------
@@ -118,7 +128,10 @@ class Pair:
 
     def __init__(self, on: Study):
         config = on.config
-        self.target, self.draft = on.target.model, on.draft(config.draft).model
+        draft = on.draft(config.draft)
+        if not isinstance(draft, Checkpoint):
+            raise ValueError(f"draft={config.draft!r} is no model: give its directory.")
+        self.target, self.draft = on.target.model, draft.model
         self.sampling, self.config = on.sampling(TEMPERATURE), config
         self.outputs = on.outputs(TEMPERATURE)
         texts = on.texts(len(self.outputs))
@@ -176,7 +189,7 @@ def calibrate(pair: Pair, outputs: Sequence[int], rng) -> tuple[np.ndarray, np.n
     return fit(top, overlap), fit(own, accepted)
 
 
-def contexts(pair: Pair, fits, chosen: Sequence[tuple[int, int]], rng) -> Iterator[Context]:
+def contexts(pair: Pair, fits, chosen: Sequence[tuple[int, int]]) -> Iterator[Context]:
     """Draft behind each (output, position)."""
     gamma, key, known = max(pair.config.bias.gammas), jax.random.key(pair.config.seed), None
     for number, (index, position) in enumerate(command_line.Steps(chosen, unit="context")):
@@ -215,9 +228,14 @@ def measure(on: Study) -> Iterator[dict[str, Any]]:
     pair = Pair(on)
     fits = calibrate(pair, range(1, len(pair.outputs), 2), rng)
     places = [(i, t) for i in range(0, len(pair.outputs), 2) for t in range(len(pair.outputs[i]))]
-    count = min(config.contexts, len(places))
+    count = min(on.config.contexts, len(places))
+    if count < max(config.batch_sizes):
+        raise ValueError(
+            f"{count} contexts are fewer than a batch of {max(config.batch_sizes)} rows: raise "
+            "contexts and alpha_inputs."
+        )
     chosen = sorted(places[at] for at in rng.choice(len(places), count, replace=False))
-    found = list(contexts(pair, fits, chosen, rng))
+    found = list(contexts(pair, fits, chosen))
     facts = {
         "draft": relative(on.config.draft),
         "temperature": TEMPERATURE,
@@ -237,21 +255,17 @@ def measure(on: Study) -> Iterator[dict[str, Any]]:
 
 def neighbours(found: Sequence[Context], at: int, rows: int, count: int, rng) -> list[np.ndarray]:
     """Survival in drafts of the other rows, which continue any other contexts: an array
-    [count, rows − 1, G] by each of CHANCES."""
+    [2·count, rows − 1, G] by each of CHANCES."""
     others = rng.choice(np.delete(np.arange(len(found)), at), rows - 1, replace=False)
-    drawn = [rng.choice(len(found[i].tokens), count, p=norm(found[i].weights)) for i in others]
-    shape = rows - 1, count, found[at].survival[0].shape[1]
+    weights = (found[i].weights for i in others)
+    drawn = [rng.choice(len(one), 2 * count, p=one / one.sum()) for one in weights]
+    shape = rows - 1, 2 * count, found[at].survival[0].shape[1]
     return [
         np.array([found[i].survival[by][draft] for i, draft in zip(others, drawn, strict=True)])
         .reshape(shape)
         .swapaxes(0, 1)
         for by in range(len(CHANCES))
     ]
-
-
-def norm(weights: np.ndarray) -> np.ndarray:
-    """Weights with a sum of 1."""
-    return weights / weights.sum()
 
 
 def of_batch(
@@ -265,20 +279,12 @@ def of_batch(
             others = near[by][:, :, :gamma].reshape(len(near[by]), -1)
             ranked = schemes.ranked(context.survival[by][:, :gamma], others)
             for name, rule in schemes.N_RULES.items():
-                if name == "early stop" and not chances.startswith("before"):
+                if name == "early stop" and chances.startswith("drawn"):
                     continue
                 for cost, of in costs.items() if name != "fixed N" else [(("", 0), np.ones_like)]:
                     values[name, *cost].append(estimated(context, ranked.verified(rule, of)))
         for (name, cost, knee), each in values.items():
             yield {"scheme": name, "chances": chances, "cost": cost, "knee": knee}, each
-
-
-class Found(NamedTuple):
-    """One scheme in one context."""
-
-    variation: float  # the total variation by all drafts, whose mean is too high
-    at_least: float  # by halves of the drafts, whose mean is too low
-    verified: float  # the chance that slot 1 is verified
 
 
 def exact(context: Context, verified: np.ndarray) -> Found:
@@ -296,9 +302,8 @@ def estimated(context: Context, verified: np.ndarray) -> Found:
         chance = verified[rows, columns].mean(axis=1)
         return schemes.by_token(chance, context.tokens[rows], context.weights[rows], q)
 
-    half = verified.shape[1] // 2
-    parts = given(slice(0, None, 2), slice(half)), given(slice(1, None, 2), slice(half, None))
-    one, two = (schemes.emitted(p, q, part) for part in parts)
+    halves = slice(0, None, 2), slice(1, None, 2)
+    one, two = (schemes.emitted(p, q, given(half, half)) for half in halves)
     low = (schemes.gain(one, two, p) + schemes.gain(two, one, p)) / 2
     return exact(context, given(slice(None), slice(None)))._replace(at_least=low)
 
@@ -321,62 +326,47 @@ def statistics(values: Sequence[Found]) -> dict[str, float]:
 
 
 def section(family: str, rows: Sequence[dict[str, Any]]) -> pages.Section:
-    """A line for each biased scheme, with the cell of the largest mean in its last columns."""
-    lines, controls = collections.defaultdict(list), []
+    """A line for each biased scheme; its last columns show the cell of the largest mean."""
+    by_scheme = collections.defaultdict(list)
     for row in rows:
-        if row["scheme"] in CONTROLS and row["chances"].startswith("before"):
-            controls.append(row["largest"])
+        cost = f"{row['cost']} {row['knee']:g}" if row.get("cost") else "–"
+        by_scheme[row["scheme"], row.get("chances", "–"), cost].append(row)
+    lines, unbiased = [], {}
+    for scheme, cells in by_scheme.items():
+        if (largest := max(cell["largest"] for cell in cells)) < ROUNDING:
+            unbiased[", ".join(scheme).removesuffix(", –")] = largest
         else:
-            lines[tuple(row.get(name) for name in ("scheme", "chances", "cost", "knee"))].append(
-                row
-            )
-    tables = [
-        {"of": of, "cells": cells, **max(cells, key=lambda row: row["mean"])}
-        for of, cells in lines.items()
-    ]
+            worst = max(cells, key=lambda row: row["mean"])
+            named = dict(zip(("scheme", "chances", "cost"), scheme, strict=True))
+            lines.append({**worst, **named, "cells": cells})
     batches = sorted({row["batch"] for row in rows})
     columns: list[report.Column] = [
-        ("scheme", lambda line: line["scheme"]),
-        ("chances", lambda line: line["of"][1] or "–"),
-        ("cost", lambda line: f"{line['cost']} {line['knee']:g}" if line["of"][2] else "–"),
-        *((f"B = {rows}", functools.partial(means, rows)) for rows in batches),
-        *((title, functools.partial(number, name)) for name, title in STATISTICS.items()),
-        ("rounds", lambda line: f"{line['mean'] ** -2:,.0f}" if line["mean"] > ROUNDING else "–"),
+        *((title, operator.itemgetter(title)) for title in ("scheme", "chances", "cost")),
+        *((f"B = {batch}", functools.partial(means, batch)) for batch in batches),
+        *((name.replace("_", " "), functools.partial(digits, name)) for name in SHOWN),
+        ("rounds", lambda line: f"{line['mean'] ** -2:,.0f}"),
     ]
-    gammas = ", ".join(map(str, sorted({row["gamma"] for row in rows if "gamma" in row})))
-    words = (
-        f"Controls, {len(controls)} cells of {' and '.join(CONTROLS)} with chances before the draw: "
-        f"{max(controls):.0e} at most."
-    )
-    legend = (
-        f"Total variation of a round's first token. B: mean over {rows[0]['contexts']} contexts, at "
-        f"γ = {gammas}. From *at least* on, the cell with the largest mean: its mean by halves of "
-        "the drafts (a lower bound), median, 95% quantile, largest, chance that slot 1 is verified, "
-        "and 1/mean². 0: below rounding."
-    )
-    return pages.Section(
-        f"{family}, {short(rows[0]['draft'])}", columns, tables, words, legend, measured=rows
-    )
+    words = f"Unbiased, below {max(unbiased.values(), default=0):.0e}: {'; '.join(unbiased)}."
+    title = f"{family}, {short(rows[0]['draft'])}, {rows[0]['contexts']} contexts"
+    return pages.Section(title, columns, lines, words, LEGEND, measured=rows)
 
 
-STATISTICS = {
-    "at_least": "at least",
-    "median": "median",
-    "q95": "95%",
-    "largest": "largest",
-    "verified": "verified",
-}
-ROUNDING = 1e-12
+SHOWN = "at_least", "median", "q95", "largest", "verified"
+LEGEND = (
+    "B: mean total variation of a round's first token, at each γ. Then the cell of the largest "
+    "mean: a lower bound of it (by halves of the drafts), median, 95% quantile and largest over "
+    "contexts, the chance that slot 1 is verified, and 1/mean²: rounds until a test notices."
+)
 
 
-def number(name: str, line: dict[str, Any]) -> str:
+def digits(name: str, line: dict[str, Any]) -> str:
     """A cell with two digits."""
     return f"{line[name]:.2g}" if abs(line[name]) > ROUNDING else "0"
 
 
 def means(batch: int, line: dict[str, Any]) -> str:
     """The mean at each γ."""
-    return ", ".join(number("mean", row) for row in line["cells"] if row["batch"] == batch) or "–"
+    return ", ".join(digits("mean", row) for row in line["cells"] if row["batch"] == batch) or "–"
 
 
 if __name__ == "__main__":

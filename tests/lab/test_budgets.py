@@ -5,7 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments.budgets import schemes
+import pairs
+from configs import budgets
+from experiments.budgets import bias, schemes
+from experiments.reproduce.study import Study
+from specjax import tasks
+from specjax.measure.provenance import Results
 
 V, G = 3, 2
 EXACT = [("fixed N", 0), ("early stop", 0)]
@@ -37,7 +42,7 @@ def test_the_example_of_dspark():
 
 @pytest.fixture(scope="module")
 def tables():
-    """Of each trial: p, and q after nothing and each token, for two rows; beliefs by q."""
+    """Random p of one row, and q of two rows: after no token and after each first token."""
     rng = np.random.default_rng(0)
     return [
         (rng.dirichlet(np.ones(V)), rng.dirichlet(np.full(V, 0.5), size=(2, 1 + V)))
@@ -110,3 +115,45 @@ def test_halves_bound_the_total_variation(tables):
         draws = rng.multinomial(20, law, size=(4000, 2)) / 20
         assert np.mean([schemes.gain(one, two, p) for one, two in draws]) < tv + 0.005
         assert np.mean([schemes.total_variation(one, p) for one, _ in draws]) > tv - 0.005
+
+
+def test_both_models_along_outputs(pair, tmp_path, monkeypatch):
+    """Distributions are those by which α is measured; drafts continue the known tokens."""
+    examples = [tasks.Example(text, text) for text in pairs.TEXTS]
+    monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples)
+    config = budgets.get_config()
+    family = config.parse
+    family.target, family.draft, family.drafts = pair.target.name, pair.draft.name, ()
+    family.alpha_inputs, family.max_new_tokens, family.contexts = 4, 8, 4
+    family.bias = {name: config[name] for name in bias.FIELDS}
+    family.bias.update({"batch_sizes": (1, 2), "gammas": (2, 3), "samples": 4, "knees": (4,)})
+    on = Study(family, Results(tmp_path / "results.jsonl"))
+    both = bias.Pair(on)
+    alpha = on.alpha(family.draft, 1.0, both.outputs)
+    for index, overlaps in enumerate(alpha.overlaps):
+        p, q, _ = both.along(index)
+        np.testing.assert_allclose(np.minimum(p, q).sum(axis=1), overlaps, atol=1e-5)
+    index = max(range(4), key=lambda i: len(both.outputs[i]))
+    identity = np.array([0.0, 1.0])
+    chosen = [(index, 0), (index, 1)]
+    for (_, at), one in zip(chosen, bias.contexts(both, (identity, identity), chosen), strict=True):
+        p, q, _ = both.along(index)
+        mine = one.tokens == both.outputs[index][at]
+        assert mine.sum() >= 2
+        survival = dict(zip(bias.CHANCES, one.survival, strict=True))
+        top = q[at].max() * q[at + 1].max()
+        np.testing.assert_allclose(survival["top token, raw"][mine, 1], top, rtol=1e-4)
+        own = survival["drawn token, raw"][:, 1:] / survival["drawn token, raw"][:, :-1]
+        assert np.isclose(own[mine, 0][:, None], q[at + 1], rtol=1e-4).any(axis=1).all()
+        np.testing.assert_allclose(one.weights.sum(), 1, atol=family.bias.mass)
+    rows = list(bias.measure(on))
+    assert len(rows) == 3 + 4 * (2 * 5 + 2 * 3)
+    exact = [row for row in rows if row["scheme"] == "early stop" or (
+        row["scheme"] == "fixed N" and row["chances"].startswith("top"))]  # fmt: skip
+    assert max(row["largest"] for row in exact) < bias.ROUNDING
+    assert max(row["largest"] for row in rows) > 0.01
+    section = bias.section("parse", rows)
+    assert {line["scheme"] for line in section.rows} <= {*schemes.N_RULES, "cut below 0.3"} - {
+        "early stop"
+    }
+    assert "early stop, top token, steps 4" in section.words
