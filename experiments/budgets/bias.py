@@ -331,10 +331,11 @@ def section(family: str, rows: Sequence[dict[str, Any]]) -> pages.Section:
     for row in rows:
         cost = f"{row['cost']} {row['knee']:g}" if row.get("cost") else "–"
         by_scheme[row["scheme"], row.get("chances", "–"), cost].append(row)
-    lines, unbiased = [], {}
+    lines, unbiased, most = [], collections.defaultdict(list), 0.0
     for scheme, cells in by_scheme.items():
         if (largest := max(cell["largest"] for cell in cells)) < ROUNDING:
-            unbiased[", ".join(scheme).removesuffix(", –")] = largest
+            unbiased[" by ".join(scheme[:2])].append(scheme[2])
+            most = max(most, largest)
         else:
             worst = max(cells, key=lambda row: row["mean"])
             named = dict(zip(("scheme", "chances", "cost"), scheme, strict=True))
@@ -346,7 +347,8 @@ def section(family: str, rows: Sequence[dict[str, Any]]) -> pages.Section:
         *((name.replace("_", " "), functools.partial(digits, name)) for name in SHOWN),
         ("rounds", lambda line: f"{line['mean'] ** -2:,.0f}"),
     ]
-    words = f"Unbiased, below {max(unbiased.values(), default=0):.0e}: {'; '.join(unbiased)}."
+    listed = "; ".join(f"{name} ({', '.join(costs)})" for name, costs in unbiased.items())
+    words = f"Unbiased, at most {most:.1g} in any context: {listed}."
     title = f"{family}, {short(rows[0]['draft'])}, {rows[0]['contexts']} contexts"
     return pages.Section(title, columns, lines, words, LEGEND, measured=rows)
 

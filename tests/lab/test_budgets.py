@@ -156,4 +156,4 @@ def test_both_models_along_outputs(pair, tmp_path, monkeypatch):
     assert {line["scheme"] for line in section.rows} <= {*schemes.N_RULES, "cut below 0.3"} - {
         "early stop"
     }
-    assert "early stop, top token, steps 4" in section.words
+    assert "early stop by top token (affine 4, steps 4)" in section.words
