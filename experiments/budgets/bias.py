@@ -192,7 +192,9 @@ def calibrate(pair: Pair, outputs: Sequence[int], rng) -> tuple[np.ndarray, np.n
 def contexts(pair: Pair, fits, chosen: Sequence[tuple[int, int]]) -> Iterator[Context]:
     """Draft behind each (output, position)."""
     gamma, key, known = max(pair.config.bias.gammas), jax.random.key(pair.config.seed), None
-    for number, (index, position) in enumerate(command_line.Steps(chosen, unit="context")):
+    for number, (index, position) in enumerate(
+        command_line.Steps(chosen, unit="context", resumes=False)
+    ):
         if known != index:
             (ps, qs, (context, cache, prompt)), known = pair.along(index), index
         p, q = ps[position], qs[position]
