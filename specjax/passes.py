@@ -85,6 +85,7 @@ def packed(
       judge: as in `narrowed`.
     """
     whole = len(state.done) * method.slots
+    each = sizes_of(method, len(state.done))
 
     def positions(state, drafts):
         return jnp.where(state.done, 0, drafts.length + 1)
@@ -94,8 +95,13 @@ def packed(
         first = partial(Packing.first, positions(state, drafts), method.slots)
         return judge(state, drafts, None if size == whole else first(size))
 
-    each = [*sorted({size for size in method.sizes if size < whole}), whole]
     return _smallest(each, jnp.sum(positions(state, drafts)), run, state, drafts)
+
+
+def sizes_of(method: Any, rows: int) -> list[int]:
+    """Positions of the compiled passes of a batch, ascending, all its positions last."""
+    whole = rows * method.slots
+    return [*sorted({size for size in method.sizes if size < whole}), whole]
 
 
 def _smallest(

@@ -152,7 +152,8 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     state = state.replace(drafter=drafter, policy=policy, draft_finite=finite)
     if method.budget is None:
         return drafts, state
-    kept = budgets.hand_out(method.budget, chances, drafts.length, ~state.done, method.sizes)
+    sizes = jnp.asarray(passes.sizes_of(method, len(cap)), jnp.int32) if method.sizes else None
+    kept = budgets.hand_out(method.budget, chances, drafts.length, ~state.done, sizes)
     return drafts._replace(length=kept), state.replace(budget=chances.state)
 
 

@@ -15,7 +15,6 @@ on. It never sees a token, nor the chance of a later slot. `specjax.audit` has r
 what goes wrong.
 """
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -120,7 +119,7 @@ def hand_out(
     chances: Chances,
     length: Int[Array, " B"],
     live: Bool[Array, " B"],
-    sizes: Sequence[int] = (),
+    sizes: Int[Array, " M"] | None = None,
 ) -> Int[Array, " B"]:
     """The number of drafted tokens of each row that get a position.
 
@@ -128,7 +127,7 @@ def hand_out(
 
     Args:
       length: drafted tokens.
-      sizes: of compiled passes, for budgets that fill them.
+      sizes: of compiled passes, ascending up to all positions, for budgets that fill them.
     """
     rows, gamma = chances.chance.shape
     exists = jnp.arange(gamma, dtype=jnp.int32)[:, None] < length[None, :]
@@ -146,14 +145,8 @@ def hand_out(
     )
     takes = jax.vmap(lambda slot: budget.takes(chances.before, slot))(slots)
     taken = jnp.cumprod((takes & exists).astype(jnp.int32))
-    if budget.fills and sizes:
-        size = compiled_size(sizes, count + jnp.sum(taken, dtype=jnp.int32))
+    if budget.fills and sizes is not None:
+        needed = count + jnp.sum(taken, dtype=jnp.int32)
+        size = sizes[jnp.searchsorted(sizes, needed)]
         taken = (exists & (slots.taken + count < size)).astype(jnp.int32)
     return jnp.zeros((rows,), jnp.int32).at[order % rows].add(taken)
-
-
-def compiled_size(sizes: Sequence[int], needed: Int[Array, ""]) -> Int[Array, ""]:
-    """The smallest size that holds the needed positions; the largest if none does."""
-    ascending = jnp.asarray(sorted(sizes), jnp.int32)
-    at = jnp.searchsorted(ascending, needed)
-    return ascending[jnp.minimum(at, len(ascending) - 1)]

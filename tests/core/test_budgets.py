@@ -156,7 +156,8 @@ def test_tokens_that_are_dropped_after_a_look_count_in_the_enumeration():
 def handed(budget, chance, length, live, sizes=(), state=None):
     chance = jnp.asarray(chance, jnp.float32)
     chances = base.Chances(state, state, chance)
-    given = base.hand_out(budget, chances, jnp.int32(length), jnp.asarray(live), sizes)
+    ascending = jnp.int32(sizes) if sizes else None
+    given = base.hand_out(budget, chances, jnp.int32(length), jnp.asarray(live), ascending)
     return given.tolist()
 
 

@@ -1,0 +1,199 @@
+"""Replay of a whole batch along recorded rollouts: verify budgets and policies, by a table of times.
+
+Rows are served as `generate` serves them: an input that waits takes the place of one that has
+ended. What a round drafts and accepts is that of `replay`; what it takes is the time of as many
+positions as it verifies. So one recording answers for batches of any size.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int, Key
+
+from specjax.budgets import PassTimes
+from specjax.budgets import base as budgets
+from specjax.policies import Observation, Policy, Round
+from specjax.policies.base import first_state
+from specjax.pytrees import pytree
+from specjax.replay.replay import Remembered, first_rejections, path
+from specjax.replay.rollouts import Rollouts
+
+
+class Served(NamedTuple):
+    """Sums over all rounds of a batch."""
+
+    time: Float[Array, ""]  # in the unit of the times
+    tokens: Int[Array, ""]
+    rounds: Int[Array, ""]
+    positions: Int[Array, ""]  # of target calls, without those that fill a compiled size
+    drafted: Int[Array, ""]  # verified drafted tokens
+    accepted: Int[Array, ""]  # of these in the output
+    calls: Int[Array, ""]  # of the drafter
+
+    @property
+    def rate(self) -> Float[Array, ""]:
+        """Tokens per time."""
+        return self.tokens.astype(jnp.float32) / self.time
+
+
+class Lanes(NamedTuple):
+    """The B rows of a batch."""
+
+    output: Int[Array, " B"]  # of the N outputs
+    length: Int[Array, " B"]  # tokens of it so far
+    policy: Any
+    budget: Any
+
+
+@pytree
+class Oracle(budgets.Budget):
+    """Knows which drafted tokens would be accepted: no budget can be faster in a single round.
+
+    It verifies these tokens alone, up to the depth at which tokens per time are highest. A drafter
+    is called as deep as that.
+    """
+
+    times: PassTimes
+
+    def best(self, accepted: Int[Array, " B"], live: Bool[Array, " B"], gamma: int) -> Array:
+        """The depth at which tokens per time are highest."""
+        depth = jnp.arange(gamma + 1, dtype=jnp.int32)
+        kept = jnp.minimum(accepted[None, :], depth[:, None])
+        count = jnp.sum(jnp.where(live[None, :], kept + 1, 0), axis=1, dtype=jnp.int32)
+        rate = count.astype(jnp.float32) / self.times.exact(count, depth)
+        return jnp.argmax(rate).astype(jnp.int32)
+
+
+@partial(jax.jit, static_argnames=("rows",))
+def serve(
+    policy: Policy,
+    budget: budgets.Budget,
+    rollouts: Rollouts,
+    times: PassTimes,
+    keys: Key[Array, " N"],
+    *,
+    rows: int,
+) -> Served:
+    """Decode all outputs in a batch of `rows` rows.
+
+    Args:
+      policy: how far rows draft; `policies.constant(γ)` where the budget alone decides.
+      times: at this batch size, as `specjax.measure.batches.pass_times` measures them.
+      keys: one for each output, which settle the chances of acceptance.
+    """
+    gamma, count = rollouts.gamma_max, len(rollouts.emitted)
+    rejections = first_rejections(rollouts, keys)
+    lane = jnp.arange(rows, dtype=jnp.int32)
+    slots = jnp.arange(gamma, dtype=jnp.int32)
+
+    def fresh(output):
+        own = keys[jnp.minimum(output, count - 1)]
+        return Lanes(
+            output,
+            jnp.zeros_like(output),
+            first_state(policy, own, gamma),
+            first_state(budget, own, gamma),
+        )
+
+    def more(carry):
+        lanes, *_ = carry
+        return jnp.any(lanes.output < count)
+
+    def one_round(carry):
+        lanes, waiting, sums = carry
+        output = jnp.minimum(lanes.output, count - 1)
+        live = lanes.output < count
+        own = jax.tree.map(lambda x: x[output], rollouts)
+        rejected = jnp.take_along_axis(rejections[output], lanes.length[:, None], axis=1)[:, 0]
+        where, there, on_output = path(own, lanes.length, rejected)
+
+        def over_slots(field, of_output=None):
+            found = field[lane[:, None], where, there]
+            if of_output is None:
+                return found
+            return jnp.where(on_output, of_output[lane[:, None], where], found)
+
+        confidence = over_slots(own.confidence, own.own_confidence)
+        silent = there >= own.length[lane[:, None], where]
+        state, allowed = policy.begin(lanes.policy, gamma)
+        worth, chances = budgets.begin(budget, lanes.budget, live, gamma)
+        room = jnp.minimum(own.budget - lanes.length - 1, gamma)
+        cap = jnp.clip(jnp.minimum(jnp.asarray(allowed, jnp.int32), worth), 0, room)
+        cap = jnp.where(live, cap, 0)
+
+        def propose(carry, slot):
+            state, chances, drafting, drafted, called = carry
+            called += jnp.any(drafting).astype(jnp.int32)
+            drafting &= ~silent[:, slot]
+            at = where[:, slot], there[:, slot]
+            seen = cast(
+                Observation,
+                Remembered(slot, drafting, own, lambda field: field[lane, *at]),
+            )
+            state, keep = policy.keep_drafting(state, seen)
+            drafting &= keep
+            chances = budgets.before_the_draw(budget, chances, seen)
+            drafted += drafting.astype(jnp.int32)
+            state, further = policy.go_on(state, drafting, confidence[:, slot])
+            drawn = budget.drawn(chances.state, confidence[:, slot])
+            going = drafting & (drafted < cap) & further
+            return (state, chances._replace(state=drawn), going, drafted, called), None
+
+        begun = state, chances, cap > 0, jnp.zeros_like(cap), jnp.int32(0)
+        (state, chances, _, drafted, called), _ = jax.lax.scan(propose, begun, slots)
+        right = jnp.minimum(drafted, rejected - lanes.length)
+        if isinstance(budget, Oracle):
+            called = budget.best(right, live, gamma)
+            verified = jnp.minimum(right, called)
+        else:
+            verified = budgets.hand_out(budget, chances, drafted, live, times.positions)
+        accepted = jnp.minimum(right, verified)
+        gained = jnp.where(live, jnp.minimum(accepted + 1, own.emitted - lanes.length), 0)
+        length = lanes.length + gained
+        target, draft = (over_slots(own.target, own.own_target),
+                         over_slots(own.draft, own.own_draft))  # fmt: skip
+        ended = length >= own.emitted
+        round_ = Round(
+            active=live,
+            drafted=verified,
+            accepted=accepted,
+            emitted=gained,
+            overlap=over_slots(own.overlap),
+            ratio=jnp.exp(jnp.minimum(target - draft, 0.0)),
+            confidence=confidence,
+            submitted=slots[None, :] < verified[:, None],
+            left=jnp.where(ended, 0, own.budget - length),
+        )
+        positions = jnp.sum(jnp.where(live, verified + 1, 0), dtype=jnp.int32)
+        sums = Served(
+            sums.time + times.exact(positions, called),
+            sums.tokens + jnp.sum(gained, dtype=jnp.int32),
+            sums.rounds + 1,
+            sums.positions + positions,
+            sums.drafted + jnp.sum(jnp.where(live, verified, 0), dtype=jnp.int32),
+            sums.accepted + jnp.sum(jnp.minimum(accepted, gained), dtype=jnp.int32),
+            sums.calls + called,
+        )
+        kept = Lanes(
+            lanes.output,
+            length,
+            policy.update(state, round_),
+            budget.update(chances.state, round_),
+        )
+        leaving = live & ended
+        place = waiting + jnp.cumsum(leaving, dtype=jnp.int32) - 1
+        new = fresh(jnp.where(leaving, jnp.minimum(place, count), lanes.output))
+        lanes = jax.tree.map(partial(_either, leaving), new, kept)
+        return lanes, waiting + jnp.sum(leaving, dtype=jnp.int32), sums
+
+    zero = jnp.int32(0)
+    none = Served(jnp.float32(0), zero, zero, zero, zero, zero, zero)
+    start = fresh(jnp.minimum(lane, count)), jnp.int32(min(rows, count)), none
+    return jax.lax.while_loop(more, one_round, start)[2]
+
+
+def _either(rows: Bool[Array, " B"], one: Array, other: Array) -> Array:
+    return jnp.where(rows.reshape(-1, *(1,) * (one.ndim - 1)), one, other)

@@ -1,0 +1,95 @@
+"""Replay of batches: at temperature 0 the real loop, and sums that add up by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import test_loops
+from specjax import budgets, loop
+from specjax.policies import constant
+from specjax.replay.batches import Oracle, serve
+from specjax.sampling import Sampling
+from table_models import inputs_of
+from test_replay import BUDGET, GAMMA_MAX, PROMPTS, method_of, recorded
+
+ROWS = len(PROMPTS)
+WHOLE = ROWS * (GAMMA_MAX + 1)
+SIZES = (ROWS, 9, 12, 18)
+TIMES = budgets.PassTimes([*SIZES, WHOLE], [1.0, 1.1, 1.3, 1.9, 2.6], draft=0.1, rest=0.05)
+KEYS = test_loops.keys_of(ROWS)
+
+
+@pytest.fixture(scope="module")
+def known():
+    method = method_of(constant(GAMMA_MAX), Sampling(0.0))
+    return method, recorded(method, inputs_of(PROMPTS), hidden=False)
+
+
+def real(method, budget, sizes=SIZES):
+    """Statistics and rounds of the jitted loop."""
+    method = dataclasses.replace(method, budget=budget, sizes=sizes)
+    begun = test_loops.begin(method, inputs_of(PROMPTS), BUDGET, KEYS)
+    return loop.decode(method, *begun)
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [budgets.fixed(5), budgets.threshold(0.4), budgets.static(2), budgets.early_stop(TIMES),
+     budgets.by_batch_size({1: 3, 4: 1})],
+    ids=lambda budget: type(budget).__name__,
+)  # fmt: skip
+def test_at_temperature_0_replay_is_the_real_batch(known, budget):
+    method, trace = known
+    state = real(method, budget)
+    found = serve(constant(GAMMA_MAX), budget, trace, TIMES, KEYS, rows=ROWS)
+    stats = jax.tree.map(np.sum, state.stats)
+    assert int(found.tokens) == stats.emitted == int(jnp.sum(trace.emitted))
+    assert int(found.rounds) == int(jnp.max(state.rounds))
+    assert int(found.drafted) == stats.drafted
+    assert int(found.accepted) == stats.accepted
+    assert int(found.positions) == stats.drafted + stats.target_calls
+
+
+def test_time_by_hand(known):
+    """Without drafts a round takes the pass of its live rows: of the smallest size here."""
+    _, trace = known
+    found = serve(constant(GAMMA_MAX), budgets.static(0), trace, TIMES, KEYS, rows=ROWS)
+    rounds = int(jnp.max(trace.emitted))
+    assert int(found.rounds) == rounds
+    assert int(found.calls) == int(found.drafted) == 0
+    assert float(found.time) == pytest.approx(1.05 * rounds)
+    assert float(found.rate) == pytest.approx(int(jnp.sum(trace.emitted)) / (1.05 * rounds))
+
+
+def test_waiting_outputs_take_the_places_of_those_that_ended(known):
+    """One row decodes all outputs one after the other; two rows as many tokens in fewer rounds."""
+    _, trace = known
+    emitted = np.asarray(trace.emitted)
+    one = serve(constant(GAMMA_MAX), budgets.static(0), trace, TIMES, KEYS, rows=1)
+    assert int(one.rounds) == int(one.tokens) == emitted.sum()
+    two = serve(constant(GAMMA_MAX), budgets.static(0), trace, TIMES, KEYS, rows=2)
+    free, rounds = [0, 0], 0
+    for count in emitted:  # the next output goes to the row that is free first
+        row = int(np.argmin(free))
+        free[row] += count
+        rounds = max(free)
+    assert int(two.rounds) == rounds
+    assert int(two.tokens) == emitted.sum()
+
+
+def test_no_budget_beats_the_oracle(known):
+    _, trace = known
+    rates = {
+        name: float(serve(constant(GAMMA_MAX), budget, trace, TIMES, KEYS, rows=ROWS).rate)
+        for name, budget in {
+            "oracle": Oracle(TIMES),
+            "early": budgets.early_stop(TIMES),
+            "plain": budgets.static(0),
+            "static": budgets.static(GAMMA_MAX),
+        }.items()
+    }
+    assert rates["oracle"] == max(rates.values())
+    assert rates["oracle"] > rates["plain"]
