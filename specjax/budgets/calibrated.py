@@ -67,7 +67,9 @@ class Calibrated(Budget):
             return jax.lax.dynamic_update_index_in_dim(old, new, seen.slot, 1)
 
         found = state._replace(
-            odds=put(state.odds, odds), each=put(state.each, each), reached=reached
+            odds=put(state.odds, odds),
+            each=put(state.each, jnp.where(seen.drafting, each, 0.0)),
+            reached=reached,
         )
         return found, reached
 
@@ -76,7 +78,7 @@ class Calibrated(Budget):
         error = jnp.where(tested, round_.overlap.astype(jnp.float32) - state.each, 0.0)
         level = state.level + LEVEL_RATE * jnp.sum(error, axis=1)
         slope = state.slope + SLOPE_RATE * jnp.sum(error * state.odds, axis=1)
-        known = state.each > 0  # drafted tokens, verified or not
+        known = state.each > 0  # of tokens that a row might draft, verified or not
         new = state._replace(
             level=jnp.clip(shared(level, round_.active), -2 * LIMIT, 2 * LIMIT),
             slope=jnp.clip(shared(slope, round_.active), 0.0, 2.0),

@@ -1,5 +1,6 @@
 """Times of a batch's rounds, by the positions of the target's call."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ class PassTimes:
     smooth: Float[Array, " M"]  # the largest convex function below them
     draft: Float[Array, ""]  # of one call of the drafter
     rest: Float[Array, ""]  # of all else in a round
+    token: Float[Array, ""]  # of a step of plain decoding
 
     def __init__(
         self,
@@ -33,8 +35,12 @@ class PassTimes:
         *,
         draft: float = 0.0,
         rest: float = 0.0,
+        token: float | None = None,
     ):
         """Make a table from plain numbers.
+
+        Args:
+          token: None: that of a round without a draft.
 
         Raises:
           ValueError: a time below 0, no sizes, sizes that do not ascend, or unequal lengths.
@@ -52,7 +58,13 @@ class PassTimes:
             smooth=jnp.asarray(convex(sizes, times), jnp.float32),
             draft=jnp.float32(number("draft", draft, "[0, ∞)")),
             rest=jnp.float32(number("rest", rest, "[0, ∞)")),
+            token=jnp.float32(number("token", token or times[0] + rest, "(0, ∞)")),
         )
+
+    def of_plain(self) -> "PassTimes":
+        """The times of plain decoding, in the form of a loop whose rounds draft nothing."""
+        same, none = jnp.full_like(self.passes, self.token), jnp.zeros_like(self.rest)
+        return dataclasses.replace(self, passes=same, smooth=same, draft=none, rest=none)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import jax
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding
+from specjax import budgets, decoding
 from specjax.budgets import PassTimes
 from specjax.defaults import GAMMA, NEW_TOKENS
 from specjax.drafters.base import Drafter
@@ -57,7 +57,8 @@ def pass_times(
     sampling = as_sampling(sampling)
     sizes = tuple(sizes) or default_sizes(batch_size, gamma)
     method = decoding.build(target, draft, gamma=gamma, sampling=sampling)
-    decoding.with_budget(method, "fixed(0)", sizes)  # checks that they go together
+    # A budget that takes all, so that the time of handing out is part of a round.
+    method = decoding.with_budget(method, budgets.fixed(batch_size * gamma), sizes)
     ids = decoding.tokenize(target, [text for text in texts if not decoding.is_blank(target, text)])
     if not ids:
         raise ValueError("Nothing to measure: every text is blank.")

@@ -179,7 +179,8 @@ def pass_times(samples: Sequence[Sample], rows: int) -> PassTimes:
     draft = took["draft", 0]
     rest = max(took["round", gamma] - gamma * draft - took["verify", gamma], 0.0)
     sizes = sorted(passes)
-    return PassTimes(sizes, [passes[size] for size in sizes], draft=draft, rest=rest)
+    times = [passes[size] for size in sizes]
+    return PassTimes(sizes, times, draft=draft, rest=rest, token=took["target", 0])
 
 
 def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> None:

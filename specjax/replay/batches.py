@@ -1,4 +1,4 @@
-"""Replay of a whole batch along recorded rollouts: verify budgets and policies, by a table of times.
+"""Replay of a whole batch along rollouts: verify budgets and policies, by a table of times.
 
 Rows are served as `generate` serves them: an input that waits takes the place of one that has
 ended. What a round drafts and accepts is that of `replay`; what it takes is the time of as many
@@ -50,10 +50,10 @@ class Lanes(NamedTuple):
 
 @pytree
 class Oracle(budgets.Budget):
-    """Knows which drafted tokens would be accepted: no budget can be faster in a single round.
+    """Knows which drafted tokens would be accepted, and verifies these alone.
 
-    It verifies these tokens alone, up to the depth at which tokens per time are highest. A drafter
-    is called as deep as that.
+    They are drafted as deep as this round's tokens per time are highest. Over a whole run that is
+    no strict bound: at its end, rows may be worth more than tokens.
     """
 
     times: PassTimes

@@ -1,16 +1,21 @@
 """Verification budgets: the law of a round's first token, against enumeration by hand."""
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
+import command_line
 import pairs
 from configs import budgets
+from experiments.budgets import __main__ as comparison
 from experiments.budgets import bias, schemes
 from experiments.reproduce.study import Study
 from specjax import tasks
+from specjax.measure import batches
 from specjax.measure.provenance import Results
+from specjax.support import files
 
 V, G = 3, 2
 EXACT = [("fixed N", 0), ("early stop", 0)]
@@ -161,3 +166,46 @@ def test_both_models_along_outputs(pair, tmp_path, monkeypatch):
         "early stop"
     }
     assert "early stop by top token (affine 4, steps 4)" in section.words
+
+
+@pytest.mark.slow
+def test_the_comparison(tmp_path, pair, monkeypatch, capsys):
+    """A tiny pair at two batch sizes: rows and report; the same command measures nothing again."""
+    examples = [tasks.Example(text, text) for text in pairs.TEXTS]
+    monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples)
+    count = min(len(examples), 8)
+    file, work = tmp_path / "small.py", tmp_path / "work"
+    file.write_text(
+        "from configs import budgets\n\n"
+        "def get_config():\n"
+        "    config = budgets.get_config('parse')\n"
+        f"    config.target, config.draft = {pair.target.name!r}, {pair.draft.name!r}\n"
+        f"    config.outputs = config.alpha_inputs = {count}\n"
+        "    config.gamma_max, config.static, config.thresholds = 2, (1, 2), (0.5,)\n"
+        "    config.batch_sizes, config.accelerator_batch_sizes, config.knees = (2,), (4,), (64,)\n"
+        "    config.max_new_tokens, config.temperatures, config.draws = 12, (0.0,), 2\n"
+        "    config.timed_inputs, config.cost_repeats, config.repeats = 4, 1, 1\n"
+        "    return config\n"
+    )
+    run = functools.partial(
+        command_line.run, monkeypatch, capsys, "experiments.budgets",
+        f"--config={file}", f"--workdir={work}",
+    )  # fmt: skip
+    outcome = run()
+    assert outcome.status == 0, outcome.stderr
+    rows = files.read_rows(work / "results.jsonl")
+    assert [row["method"] for row in rows] == [*comparison.METHODS] * 2
+    assert [row["times"] for row in rows[::8]] == ["measured", "knee 64"]
+    for row in rows:
+        assert row["rate"] > 0
+        if row["method"] == row["better"]:
+            assert row["of_better"] == pytest.approx(1)
+    clocked = {row["method"]: row["clock"] for row in rows if "clock" in row}
+    assert clocked[comparison.EARLY]["identical"]
+    report = (work / "report.md").read_text()
+    assert "By the clock" in report
+    assert "early_stop: " in report
+    assert (work / "budgets.png").stat().st_size > 0
+    monkeypatch.setattr(batches, "pass_times", None)
+    assert run().status == 0
+    assert files.read_rows(work / "results.jsonl") == rows

@@ -1,0 +1,395 @@
+"""Which verify budget: tokens per time by the number of rows, in replay and by the clock.
+
+    python -m experiments.budgets --config=configs/budgets.py:prose --workdir=runs/budgets_prose
+    python -m experiments.budgets --config=configs/budgets.py:parse --workdir=runs/budgets_parse
+
+Along outputs of the target, the draft's tokens and chances are recorded once for each temperature.
+Replay then says what plain decoding, static γ and every budget get at each batch size, by times of
+passes that are measured here, and by times of accelerators: flat up to a knee. Half of the outputs
+choose the best static γ and the settings of budgets; all figures are of the other half. Plain
+decoding, the best static γ and early_stop also decode by the clock. Writes results.jsonl, report.md
+and budgets.png to the workdir. A run that was cut off goes on where it was.
+"""
+
+import functools
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from matplotlib.figure import Figure
+from ml_collections import config_flags
+from rich.console import Console
+
+from experiments import plots
+from experiments.reproduce import pages, study
+from experiments.reproduce.pages import Section, number
+from experiments.reproduce.study import Study, identity, open_results
+from specjax import budgets, decoding, policies
+from specjax.budgets import PassTimes
+from specjax.measure import batches, provenance, report, timing
+from specjax.measure.timing import PLAIN
+from specjax.policies import Costs, Policy, constant
+from specjax.replay import rollouts
+from specjax.replay.batches import Oracle, serve
+from specjax.replay.rollouts import Rollouts
+from specjax.sampling import row_keys
+from specjax.support import command_line
+from specjax.support.named import short
+
+Row = dict[str, Any]
+STATIC, EARLY, ORACLE, BY_SIZE = "best γ", "early_stop", "oracle", "by_batch_size"
+MEASURED = "measured"
+METHODS = (PLAIN, STATIC, BY_SIZE, "together", "fixed", "threshold", EARLY, ORACLE)
+
+
+class Trace:
+    """Rollouts of one temperature, in two halves."""
+
+    def __init__(self, on: Study, temperature: float):
+        config = on.config
+        outputs = on.outputs(temperature, config.outputs)
+        command_line.say(f"recording drafts along {len(outputs)} outputs, T = {temperature:g}")
+        self.texts, self.seed = on.texts(len(outputs)), config.seed
+        self.found = rollouts.record(
+            on.target,
+            on.draft(config.draft),
+            self.texts,
+            outputs,
+            gamma_max=config.gamma_max,
+            sampling=on.sampling(temperature),
+            max_new_tokens=config.max_new_tokens,
+            key=jax.random.key(config.seed),
+            batch_size=config.batch_size,
+            max_source_len=config.max_source_len or None,
+        )
+
+    def draw(self, half: int, number: int) -> tuple[Rollouts, Any]:
+        """One half of the outputs in a random order, and keys that settle acceptance."""
+        count = len(self.found.emitted)
+        order = np.random.default_rng((self.seed, number)).permutation(np.arange(half, count, 2))
+        index = jnp.asarray(order, jnp.int32)
+        keys = row_keys(jax.random.key(self.seed), index, jnp.full_like(index, number))
+        return jax.tree.map(lambda x: x[index], self.found), keys
+
+
+def main(_) -> None:
+    config = flags.FLAGS.config
+    study.check_chain(config, "experiments.budgets compares budgets for chains")
+    workdir = command_line.make_workdir(flags.FLAGS.workdir)
+    on = Study(config, open_results(workdir, config))
+    rows = fill(on)
+    sections = [section(some) for some in grouped(rows, "temperature", "times")]
+    clocked = [row for row in rows if row.get("clock")]
+    if clocked:
+        sections.append(by_the_clock(clocked))
+    plots.save(workdir / "budgets.png", draw_all(rows))
+    sections.append(Section("Tokens per time, of the best static γ", images=("budgets.png",)))
+    pages.write(workdir, f"{config.task}: verify budgets", sections, rows)
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
+    pages.show(console, sections, rows)
+    console.print(f"Report and figure: {workdir / 'report.md'}", soft_wrap=True)
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+def fill(on: Study) -> list[Row]:
+    """Measure every cell that is missing; all rows in order."""
+    config = on.config
+    cells: list[Row] = [
+        {"temperature": t, "times": MEASURED, "batch": batch}
+        for t in config.temperatures
+        for batch in config.batch_sizes
+    ]
+    cells += [
+        {"temperature": t, "times": f"knee {knee}", "batch": batch}
+        for t in config.temperatures
+        for knee in config.knees
+        for batch in config.accelerator_batch_sizes
+    ]
+    missing = [
+        cell for cell in cells if not study.find(on.results.done, {**cell, "method": ORACLE})
+    ]
+    on.results.keep(lambda row: not any(cell.items() <= row.items() for cell in missing))
+    traces = functools.cache(functools.partial(Trace, on))
+    for cell in (bar := command_line.Steps(missing, unit="cell", disable=None)):
+        bar.set_description(", ".join(f"{name} {value}" for name, value in cell.items()))
+        trace = traces(cell["temperature"])
+        times = times_of(on, trace, **cell)
+        at = {"temperature": cell["temperature"], "batch": cell["batch"]}
+        for row in measure(on, trace, times, kind=cell["times"], **at):
+            on.results.append({**cell, **row, **identity(on)})
+    return [row for cell in cells for row in on.results.done if cell.items() <= row.items()]
+
+
+def times_of(on: Study, trace: Trace, *, temperature: float, times: str, batch: int) -> PassTimes:
+    """Times of a batch's passes, in seconds or in target steps."""
+    gamma = on.config.gamma_max
+    # Those of each static γ, and between no draft and one token in each row.
+    ends = {0, *on.config.static, gamma}
+    sizes = sorted({batch * (length + 1) for length in ends} | {batch * 3 // 2})
+    if times == MEASURED:
+        command_line.say(f"timing passes of {batch} rows")
+        return batches.pass_times(
+            on.target,
+            on.draft(on.config.draft),
+            trace.texts,
+            gamma=gamma,
+            sampling=on.sampling(temperature),
+            batch_size=batch,
+            sizes=sizes[:-1],
+            max_new_tokens=on.config.max_new_tokens,
+            repeats=on.config.cost_repeats,
+        )
+    knee = int(times.removeprefix("knee "))
+    passes = [max(1.0, size / knee) for size in sizes]
+    return PassTimes(sizes, passes, draft=on.config.accelerator_c * passes[0])
+
+
+def measure(
+    on: Study, trace: Trace, times: PassTimes, *, temperature: float, batch: int, kind: str
+) -> Iterator[Row]:
+    """Rows of all methods in one cell, the oracle's last."""
+    config, replayed = on.config, functools.partial(rate, trace, times, batch=batch)
+    chosen = choose(config, replayed, times)
+    ways = {name: make(config, times, batch, name, chosen) for name in METHODS}
+    at = {name: times.of_plain() if name == PLAIN else times for name in ways}
+    rates = {
+        name: np.array([rate(trace, at[name], *way, batch=batch, half=1, draw=d).rate
+                        for d in range(config.draws)])
+        for name, way in ways.items()
+    }  # fmt: skip
+    best = max((PLAIN, STATIC), key=lambda name: rates[name].mean())
+    clocked = kind == MEASURED and config.clocked
+    clock = by_clock(on, trace, ways, times, temperature, batch) if clocked else {}
+    for name, way in ways.items():
+        found = rate(trace, at[name], *way, batch=batch, half=1, draw=0)
+        ratio = rates[name] / rates[best]
+        yield {
+            "method": name,
+            "draft": study.relative(config.draft),
+            "rate": float(rates[name].mean()),
+            "of_better": float(ratio.mean()),
+            "of_better_error": float(2 * ratio.std(ddof=1) / math.sqrt(len(ratio))),
+            "better": best,
+            "setting": chosen.get(name),
+            "positions": float(found.positions / found.rounds),
+            "tokens": float(found.tokens / found.rounds),
+            "calls": float(found.calls / found.rounds),
+            "accepted": float(found.accepted / jnp.maximum(found.drafted, 1)),
+            "draws": config.draws,
+            "outputs": len(trace.texts) // 2,
+            "sizes": list(times.sizes),
+            "passes": np.asarray(times.passes).tolist(),
+            "draft_time": float(times.draft),
+            "rest_time": float(times.rest),
+            **({"clock": clock[name]} if name in clock else {}),
+        }
+
+
+def rate(trace: Trace, times: PassTimes, policy: Policy, budget: Any, *, batch: int, half: int,
+         draw: int):  # fmt: skip
+    """Replay one method over half of the outputs."""
+    found, keys = trace.draw(half, draw)
+    return serve(policy, budget, found, times, keys, rows=batch)
+
+
+def choose(config: Any, replayed: Any, times: PassTimes) -> dict[str, Any]:
+    """The best static γ and the best settings of budgets, on the first half of the outputs."""
+    longest = constant(config.gamma_max)
+    tried = {
+        STATIC: {g: budgets.static(g) for g in config.static},
+        "fixed": {n: budgets.fixed(n) for n in {*(size - times.sizes[0] for size in times.sizes)}},
+        "threshold": {t: budgets.threshold(t) for t in config.thresholds},
+    }
+    return {
+        name: max(each, key=lambda one: float(replayed(longest, each[one], half=0, draw=0).rate))
+        for name, each in tried.items()
+    }
+
+
+def make(config: Any, times: PassTimes, batch: int, name: str, chosen: Mapping[str, Any]) -> Any:
+    """A policy and a budget."""
+    longest = constant(config.gamma_max)
+    if name == "together":
+        counts = jnp.arange(1, config.gamma_max + 2, dtype=jnp.int32) * batch
+        costs = Costs.measured(
+            draft=times.draft,
+            verify=times.exact(counts, 0) - times.rest,
+            rest=times.rest,
+            token=times.exact(jnp.int32(batch), 0),
+        )
+        return policies.together(costs), budgets.static(config.gamma_max)
+    made = {
+        PLAIN: lambda: budgets.static(0),
+        STATIC: lambda: budgets.static(chosen[STATIC]),
+        BY_SIZE: lambda: budgets.by_batch_size(table(config, batch, chosen[STATIC])),
+        "fixed": lambda: budgets.fixed(chosen["fixed"]),
+        "threshold": lambda: budgets.threshold(chosen["threshold"]),
+        EARLY: lambda: budgets.early_stop(times),
+        ORACLE: lambda: Oracle(times),
+    }
+    return longest, made[name]()
+
+
+def table(config: Any, batch: int, best: int) -> dict[int, int]:
+    """A table in the manner of vLLM: the best γ of this size, and the longest for half and less."""
+    return {1: max(config.static), batch // 2 + 1: best} if batch > 1 else {1: best}
+
+
+# --- by the clock --------------------------------------------------------------------------------
+
+
+def by_clock(
+    on: Study, trace: Trace, ways: Mapping[str, Any], times: PassTimes, temperature: float,
+    batch: int,
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """Tokens per second of some methods that decode the same inputs in turns, and of replay."""
+    config = on.config
+    count = max(batch, config.timed_inputs // batch * batch)
+    if count > len(trace.texts):
+        return {}
+    texts = decoding.tokenize(on.target, trace.texts[:count], config.max_source_len or None)
+    how = functools.partial(decoding.build, on.target, sampling=on.sampling(temperature))
+    draft, gamma = on.draft(config.draft), int(ways[STATIC][1].lengths[-1])
+    methods = {
+        PLAIN: how(None),
+        STATIC: how(draft, gamma=max(gamma, 1)),
+        EARLY: how(draft, gamma=config.gamma_max, budget=ways[EARLY][1], sizes=times.sizes),
+    }
+    key = jax.random.key(config.seed)
+    found = timing.side_by_side(
+        methods, on.target, texts, max_new_tokens=config.max_new_tokens, key=key,
+        repeats=config.repeats, batch_size=batch,
+    )  # fmt: skip
+    rates = {name: 1 / found.per_token(name) for name in methods}
+    index = jnp.arange(count, dtype=jnp.int32)
+    keys = row_keys(key, index, 0 * index)
+    said = {}
+    for name in methods:
+        if name == STATIC and gamma == 0:
+            continue
+        time = tokens = 0.0
+        for at in range(0, count, batch):
+            some = slice(at, at + batch)
+            trail = jax.tree.map(lambda x, some=some: x[some], trace.found)
+            own = times.of_plain() if name == PLAIN else times
+            replayed = serve(*ways[name], trail, own, keys[some], rows=batch)
+            time, tokens = time + float(replayed.time), tokens + int(replayed.tokens)
+        said[name] = {
+            "rate": float(np.median(rates[name])),
+            "of_plain": float(np.median(rates[name] / rates[PLAIN])),
+            "replayed": tokens / time,
+            "identical": bool(found.identical(name)) if temperature == 0 else None,
+        }
+    return said
+
+
+# --- what it says --------------------------------------------------------------------------------
+
+
+def grouped(rows: Sequence[Row], *names: str) -> list[list[Row]]:
+    """Rows with the same values of some fields, in their order."""
+    every = dict.fromkeys(tuple(row[name] for name in names) for row in rows)
+    return [[r for r in rows if tuple(r[name] for name in names) == one] for one in every]
+
+
+def section(rows: Sequence[Row]) -> Section:
+    """A line for each batch size."""
+    first = rows[0]
+    lines = [{row["method"]: row for row in some} for some in grouped(rows, "batch")]
+
+    def of(name: str):
+        def cell(line):
+            row = line[name]
+            return f"{row['of_better']:.2f} ± {row['of_better_error']:.2f}"
+
+        return cell
+
+    unit = "tokens/s" if first["times"] == MEASURED else "tokens/step"
+    shown = [name for name in METHODS if name not in (PLAIN, STATIC)]
+    columns: list[report.Column] = [
+        ("rows", lambda line: str(line[PLAIN]["batch"])),
+        (f"plain, {unit}", lambda line: f"{line[PLAIN]['rate']:.3g}"),
+        ("best γ", lambda line: f"{line[STATIC]['setting']}: "
+                                f"{line[STATIC]['rate'] / line[PLAIN]['rate']:.2f}"),
+        *((name, of(name)) for name in shown),
+        ("positions", lambda line: number(line[EARLY]["positions"])),
+        ("accepted", lambda line: number(line[EARLY]["accepted"])),
+    ]  # fmt: skip
+    worst = min(line[EARLY]["of_better"] for line in lines)
+    most = max(line[EARLY]["of_better"] for line in lines)
+    return Section(
+        f"{short(first['draft'])}, T={first['temperature']:g}, {first['times']}",
+        columns,
+        lines,
+        f"{EARLY}: {worst:.2f} to {most:.2f} of the better of plain decoding and the best γ.",
+        "Replay. best γ: of static ones, chosen on other outputs, and its speed relative to plain "
+        "decoding. All others: tokens per time relative to the better of the two, with twice the "
+        "standard error over orders of the outputs and draws. positions: verified by early_stop "
+        "in a round of all rows. accepted: share of its drafted tokens.",
+        measured=rows,
+    )
+
+
+def by_the_clock(rows: Sequence[Row]) -> Section:
+    """Replay beside the clock."""
+    columns: list[report.Column] = [
+        ("T", lambda row: f"{row['temperature']:g}"),
+        ("rows", lambda row: str(row["batch"])),
+        ("method", lambda row: row["method"]),
+        ("tokens/s", lambda row: f"{row['clock']['rate']:.0f}"),
+        ("of plain", lambda row: number(row["clock"]["of_plain"])),
+        ("replayed / clock", lambda row: number(row["clock"]["replayed"] / row["clock"]["rate"])),
+        ("identical", lambda row: {None: "–", True: "yes"}.get(row["clock"]["identical"], "NO")),
+    ]
+    return Section(
+        "By the clock",
+        columns,
+        list(rows),
+        provenance.busy(rows),
+        "Tokens per second of the loops alone, medians, methods in turns; batches are decoded one "
+        "after the other. replayed: what replay says for the same batches.",
+    )
+
+
+def draw_all(rows: Sequence[Row]) -> Figure:
+    """A panel for each temperature and table of times."""
+    panels = grouped(rows, "times", "temperature")
+    across = len({row["temperature"] for row in rows})
+    down = math.ceil(len(panels) / across)
+    figure = Figure(figsize=(1.5 + 4 * across, 0.6 + 2.6 * down), layout="constrained")
+    each = figure.subplots(down, across, squeeze=False, sharey=True)
+    for axes, some in zip(each.ravel(), panels, strict=True):
+        sizes = sorted({row["batch"] for row in some})
+        for i, name in enumerate(name for name in METHODS if name != PLAIN):
+            mine = [row for size in sizes for row in some
+                    if row["batch"] == size and row["method"] == name]  # fmt: skip
+            middle = np.array([row["of_better"] for row in mine])
+            error = np.array([row["of_better_error"] for row in mine])
+            axes.plot(sizes, middle, label=name, **plots.line(i))
+            axes.fill_between(sizes, middle - error, middle + error, alpha=0.15,
+                              color=plots.line(i)["color"])  # fmt: skip
+        axes.axhline(1, **plots.PLAIN)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        plots.bare(axes)
+        axes.set_title(f"T = {some[0]['temperature']:g}, {some[0]['times']}", fontsize=9)
+    each[-1][0].set_xlabel("rows")
+    each[0][0].set_ylabel("tokens per time")
+    figure.legend(*each[0][0].get_legend_handles_labels(), frameon=False, fontsize=8,
+                  loc="outside right upper")  # fmt: skip
+    return figure
+
+
+if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "Sizes, methods, inputs.", lock_config=True)
+    flags.DEFINE_string("workdir", None, "Directory for results, report and figure.")
+    flags.mark_flags_as_required(["config", "workdir"])
+    command_line.run(main, __doc__)
