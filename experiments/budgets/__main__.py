@@ -156,7 +156,7 @@ def measure(
 ) -> Iterator[Row]:
     """Rows of all methods in one cell, the oracle's last."""
     config, replayed = on.config, functools.partial(rate, trace, times, batch=batch)
-    chosen = choose(config, replayed, times)
+    chosen = choose(config, replayed, times, batch)
     ways = {name: make(config, times, batch, name, chosen) for name in METHODS}
     at = {name: times.of_plain() if name == PLAIN else times for name in ways}
     rates = {
@@ -199,12 +199,12 @@ def rate(trace: Trace, times: PassTimes, policy: Policy, budget: Any, *, batch: 
     return serve(policy, budget, found, times, keys, rows=batch)
 
 
-def choose(config: Any, replayed: Any, times: PassTimes) -> dict[str, Any]:
+def choose(config: Any, replayed: Any, times: PassTimes, batch: int) -> dict[str, Any]:
     """The best static γ and the best settings of budgets, on the first half of the outputs."""
     longest = constant(config.gamma_max)
-    tried = {
+    tried: dict[str, dict[Any, Any]] = {
         STATIC: {g: budgets.static(g) for g in config.static},
-        "fixed": {n: budgets.fixed(n) for n in {*(size - times.sizes[0] for size in times.sizes)}},
+        "fixed": {n: budgets.fixed(n) for n in (size - batch for size in times.sizes)},
         "threshold": {t: budgets.threshold(t) for t in config.thresholds},
     }
     return {
@@ -248,7 +248,7 @@ def table(config: Any, batch: int, best: int) -> dict[int, int]:
 def by_clock(
     on: Study, trace: Trace, ways: Mapping[str, Any], times: PassTimes, temperature: float,
     batch: int,
-) -> dict[str, dict[str, float]]:  # fmt: skip
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Tokens per second of some methods that decode the same inputs in turns, and of replay."""
     config = on.config
     count = max(batch, config.timed_inputs // batch * batch)

@@ -32,7 +32,7 @@ class Slot(NamedTuple):
     taken: Int[Array, "..."]  # slots of all rows that have a position already
     gained: Float[Array, "..."]  # tokens that the round then brings: live rows, and chances so far
     chance: Float[Array, "..."]  # of this slot, see `Budget.chance`
-    index: Int[Array, "..."]  # i, the place of the token in its draft, from 0
+    place: Int[Array, "..."]  # i, of the token in its draft, from 0
     rows: Int[Array, "..."]  # live rows, each of which has a position anyway
 
 
@@ -140,7 +140,7 @@ def hand_out(
         taken=jnp.arange(rows * gamma, dtype=jnp.int32),
         gained=count.astype(jnp.float32) + jnp.cumsum(worth) - worth,
         chance=worth,
-        index=order // rows,
+        place=order // rows,
         rows=jnp.broadcast_to(count, order.shape),
     )
     takes = jax.vmap(lambda slot: budget.takes(chances.before, slot))(slots)

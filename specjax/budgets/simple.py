@@ -55,7 +55,7 @@ class ByBatchSize(Budget):
         return state, jnp.minimum(self.length(jnp.sum(live, dtype=jnp.int32)), gamma_max)
 
     def takes(self, state, slot):
-        return slot.index < self.length(slot.rows)
+        return slot.place < self.length(slot.rows)
 
     def length(self, rows: Int[Array, "..."]) -> Int[Array, "..."]:
         """The draft length of a batch."""
