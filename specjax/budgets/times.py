@@ -1,6 +1,5 @@
 """Times of a batch's rounds, by the positions of the target's call."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -63,8 +62,11 @@ class PassTimes:
 
     def of_plain(self) -> "PassTimes":
         """The times of plain decoding, in the form of a loop whose rounds draft nothing."""
+        made = object.__new__(PassTimes)  # `__init__` takes plain numbers
         same, none = jnp.full_like(self.passes, self.token), jnp.zeros_like(self.rest)
-        return dataclasses.replace(self, passes=same, smooth=same, draft=none, rest=none)
+        plain = {"passes": same, "smooth": same, "draft": none, "rest": none}
+        set_fields(made, **vars(self) | plain)
+        return made
 
     @property
     def sizes(self) -> tuple[int, ...]:
