@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, drafters, trees
+from specjax import decoding, drafters
 from specjax.budgets.base import Budget
 from specjax.defaults import BATCH_SIZE, NEW_TOKENS, TEMPERATURE, TOP_K, TOP_P
 from specjax.drafters.base import Drafter
@@ -235,7 +235,7 @@ def _decode(
     """
     decoding.check_texts(texts)
     if settings is None:
-        _check_depth(gamma, tree)
+        decoding.check_depth(gamma, tree)
         method = decoding.build(
             target,
             draft,
@@ -272,14 +272,6 @@ def _decode(
         every=every,
     )
     return events, method
-
-
-def _check_depth(gamma: int | None, tree: Shape | str | None) -> None:
-    """Raise ValueError if a draft length is given for a tree, which has its own depth."""
-    if gamma is not None and not isinstance(trees.parse(tree), trees.Chain):
-        raise ValueError(
-            f"gamma={gamma} beside tree={tree!r}: a tree has its own depth. Leave gamma out."
-        )
 
 
 def _check_alone(

@@ -92,6 +92,14 @@ def with_draft(
     return speculative(target, draft, gamma=GAMMA if gamma is None else gamma, **options)
 
 
+def check_depth(gamma: int | None, tree: Shape | str | None) -> None:
+    """Raise ValueError if a draft length is given for a tree, which has its own depth."""
+    if gamma is not None and not isinstance(trees.parse(tree), Chain):
+        raise ValueError(
+            f"gamma={gamma} beside tree={tree!r}: a tree has its own depth. Leave gamma out."
+        )
+
+
 def tuned(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str | None,

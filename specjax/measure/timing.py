@@ -16,7 +16,8 @@ from jaxtyping import Float, Key
 from specjax import decoding, drafters, loop
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
-from specjax.defaults import GAMMA, NEW_TOKENS
+from specjax.budgets.base import Budget
+from specjax.defaults import NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import phases
@@ -344,7 +345,7 @@ def measure_speedup(
     draft: Checkpoint | Drafter | str,
     texts: Sequence[Text],
     *,
-    gamma: int = GAMMA,
+    gamma: int | None = None,
     sampling: Sampling | None = None,
     max_new_tokens: int = NEW_TOKENS,
     key: Key[Array, ""] | int | None = None,
@@ -353,6 +354,8 @@ def measure_speedup(
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
+    budget: Budget | str | None = None,
+    sizes: Sequence[int] = (),
     tree: Shape | str | None = None,
     check_tokens: bool = True,
     repeats: int = 3,
@@ -371,7 +374,9 @@ def measure_speedup(
     key = key_for(chosen, key)
     how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths, "tree": tree}
     how["check_tokens"] = check_tokens
+    decoding.check_depth(gamma, tree)
     method = decoding.with_draft(target, draft, gamma=gamma, sampling=chosen, **how)
+    method = decoding.with_budget(method, budget, sizes)
     decoding.check_texts(texts)
     kept = [text for text in texts if not decoding.is_blank(target, text)]
     if not kept:

@@ -678,3 +678,10 @@ def test_policies_may_share_a_prefill(pair, monkeypatch):
         before, shared = (one.outputs(name) for one in found)
         assert before == shared
         assert np.all(found[1].decode[name] < found[1].whole[name])
+
+
+def test_a_length_beside_a_tree_is_refused(pair):
+    """As by `generate`; before, it was not read."""
+    with pytest.raises(ValueError, match="its own depth"):
+        timing.measure_speedup(pair.target, pair.draft, TEXTS[:1], gamma=3, tree="fixed(2, 1)",
+                               max_new_tokens=4, key=0)  # fmt: skip
