@@ -89,7 +89,7 @@ class Budget(Protocol):
 
 
 class Chances(NamedTuple):
-    """A budget's states in a round, and what it said of each slot."""
+    """A budget's states in a round, and its chances of each slot."""
 
     before: Any  # the state at the beginning of the round
     state: Any  # the state after the tokens so far

@@ -11,7 +11,7 @@ distribution is the target's.
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -50,6 +50,7 @@ class TreeSpeculative:
     widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     branches = True
+    budget: ClassVar[None] = None  # verify budgets are for chains
 
     def __post_init__(self):
         resolve_rule(self)

@@ -245,7 +245,7 @@ def test_packed_positions():
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_a_packed_pass_gives_the_tokens_of_a_whole_one(pair, greedy):
-    """Of a T5: every size that holds the positions; with a full budget today's tokens."""
+    """A T5, by all sizes that hold the positions; a full budget gives the tokens of none."""
     options = {"gamma": 3, "temperature": 0.0 if greedy else 1.0, "key": 1, "max_new_tokens": 12,
                "batch_size": 4}  # fmt: skip
     texts = [[5, 6, 7], [8, 9], [10, 11, 12, 13], [3], [4, 4, 5]]
@@ -294,7 +294,7 @@ def test_the_loop_draws_the_target_s_outputs():
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: budgets.fixed(-1), "slots"),
         (lambda: budgets.threshold(2.0), "least"),
@@ -307,13 +307,13 @@ def test_the_loop_draws_the_target_s_outputs():
         (lambda: budgets.parse("fixed(2.5)"), "slots"),
     ],
 )
-def test_wrong_settings_are_named(make, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_settings_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"budget": "early_stop"}, "times"),
         ({"sizes": (4,)}, "budget"),
@@ -324,14 +324,14 @@ def test_wrong_settings_are_named(make, said):
         ({"budget": "fixed(2)", "draft": None}, "draft"),
     ],
 )
-def test_what_a_budget_does_not_go_with(pair, options, said):
+def test_what_a_budget_does_not_go_with(pair, options, message):
     options = {"draft": pair.draft, "gamma": 2, "temperature": 0.0} | options
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         generate(pair.target, options.pop("draft"), [[5, 6]], **options)
 
 
 def test_times_of_packed_passes_are_measured(pair):
-    """Of sizes from no draft up; and a budget that reads them decodes the same tokens."""
+    """Sizes from no draft up; a budget that reads the times decodes the same tokens."""
     texts = [[5, 6, 7], [8, 9]]
     found = batches.pass_times(pair.target, pair.draft, texts, gamma=2, batch_size=4,
                                max_new_tokens=8, repeats=2)  # fmt: skip

@@ -107,7 +107,7 @@ WRITERS = {
     "reproduce": by_reproduce, "select": by_select, "trace": by_trace, "trees": by_trees,
 }  # fmt: skip
 # Their rows are looked at where the whole command is run.
-ELSEWHERE = {"batch", "chat", "distil", "plan", "serve", "switch", "when"}
+ELSEWHERE = {"batch", "budgets", "chat", "distil", "plan", "serve", "switch", "when"}
 # Outputs for a user, the log of a training run, inputs: no measurements.
 OTHERS = {"decode", "doctor", "inputs", "lines", "outputs", "train", "tune"}
 
