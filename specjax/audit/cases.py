@@ -98,6 +98,39 @@ def stop_before_the_draw(drafts, draft_probs, rng):
     return np.where(flat.any(axis=1), flat.argmax(axis=1), drafts.shape[1])
 
 
+SLOWER = 0.25  # a drafted token's share of the time of a round without one, in the budgets below
+
+
+def likeliest(chances, count):
+    """The length of each row where the slots (row, token) with the largest chances are verified."""
+    slots = np.argsort(-chances, axis=None, kind="stable")[:count]
+    return np.bincount(slots // chances.shape[1], minlength=len(chances))
+
+
+def early_stop(chances):
+    """Take slots in falling order of their chance, as long as one more raises tokens per time."""
+    tokens = len(chances) + np.cumsum([0, *-np.sort(-chances, axis=None)])
+    speed = tokens / (1 + SLOWER * np.arange(len(tokens)))
+    return likeliest(chances, np.argmin([*(speed[1:] > speed[:-1]), False]))
+
+
+def drawn(drafts, draft_probs):
+    """The probability of each drafted token."""
+    return np.take_along_axis(draft_probs, drafts[:, :, None], axis=2)[:, :, 0]
+
+
+@case("lengths", True, "specjax.budgets; vLLM pull request 52228 reads max q too")
+def budget_before_the_draw(drafts, draft_probs, rng):
+    """The two likeliest slots of the batch; a slot's chance is max q along its row."""
+    return likeliest(np.cumprod(draft_probs.max(axis=2), axis=1), 2)
+
+
+@case("lengths", True, "specjax.budgets")
+def early_stop_before_the_draw(drafts, draft_probs, rng):
+    """An early stop; a slot's chance is max q along its row."""
+    return early_stop(np.cumprod(draft_probs.max(axis=2), axis=1))
+
+
 @case("sampler", True, "the Gumbel-max trick")
 def gumbel_max(logits, temperature, rng):
     """Take the argmax of logits plus noise; without noise at temperature 0."""
@@ -202,9 +235,20 @@ def cut_to_the_smallest(drafts, draft_probs, target_probs, rng):
 @case("lengths", False, "llama.cpp pull request 22506; harmless with sample-and-match")
 def peek_and_drop(drafts, draft_probs, rng):
     """A draft ends before the first drawn token that is improbable."""
-    drawn = np.take_along_axis(draft_probs, drafts[:, :, None], axis=2)[:, :, 0]
-    dropped = drawn < CONFIDENCE
+    dropped = drawn(drafts, draft_probs) < CONFIDENCE
     return np.where(dropped.any(axis=1), dropped.argmax(axis=1), drafts.shape[1])
+
+
+@case("lengths", False, "arXiv 2502.15197 (TETRIS), in its code")
+def budget_by_own_token(drafts, draft_probs, rng):
+    """The two likeliest slots; a slot's chance is the probability of the tokens up to its own."""
+    return likeliest(np.cumprod(drawn(drafts, draft_probs), axis=1), 2)
+
+
+@case("lengths", False, "the chances of TETRIS, with an early stop")
+def early_stop_by_own_token(drafts, draft_probs, rng):
+    """An early stop; a slot's chance is the probability of the tokens up to its own."""
+    return early_stop(np.cumprod(drawn(drafts, draft_probs), axis=1))
 
 
 @case("lengths", False, "the example of arXiv 2607.05147 (DSpark)")
@@ -213,11 +257,9 @@ def global_maximum(drafts, draft_probs, rng):
     first = np.full(len(drafts), 0.8)
     second = first * np.where(drafts[:, 0] == 0, 0.9, 0.0)
     chances = np.stack([first, second], axis=1)[:, : drafts.shape[1]]
-    slots = np.argsort(-chances, axis=None, kind="stable")
-    tokens = len(drafts) + np.concatenate([[0], np.cumsum(chances.ravel()[slots])])
+    tokens = len(drafts) + np.cumsum([0, *-np.sort(-chances, axis=None)])
     speed = np.array([1, 0.5, 0.5, 0.45, 0.45])[: len(tokens)]
-    chosen = slots[: np.argmax(tokens * speed)]
-    return np.bincount(chosen // drafts.shape[1], minlength=len(drafts))
+    return likeliest(chances, np.argmax(tokens * speed))
 
 
 @case("sampler", False, "a wrapper that loses the temperature")

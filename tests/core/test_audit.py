@@ -12,12 +12,14 @@ import pytest
 import command_line
 from command_line import ROOT
 from examples import algorithm1 as example
-from specjax import rules
+from specjax import budgets, rules
 from specjax.audit import CASES, KINDS, Random, audit, auditing
 from specjax.audit.cases import algorithm1
 from specjax.audit.findings import margin
 from specjax.audit.randomness import Refused, outcomes
+from specjax.budgets import base
 from specjax.cli.audit import of_cases, table
+from specjax.policies.base import Observation
 
 FIGURES = {
     "argmax_draft": 0.580000000,
@@ -27,6 +29,8 @@ FIGURES = {
     "noise_shared_by_positions": 0.088800000,
     "cut_to_the_smallest": 0.591200000,
     "peek_and_drop": 0.229501551,
+    "budget_by_own_token": 0.075773880,
+    "early_stop_by_own_token": 0.194400000,
     "global_maximum": 0.127500000,
     "temperature_lost": 0.622812838,
     "longest_path": 0.375724000,
@@ -320,6 +324,56 @@ def test_rules(rule, figure):
 def test_a_rule_with_noise_is_sent_elsewhere():
     with pytest.raises(ValueError, match="check_rule"):
         audit(rules.Gumbel())
+
+
+# --- Budgets --------------------------------------------------------------------------------------
+
+BUDGETS = {
+    "fixed": budgets.fixed(2),
+    "early_stop": budgets.early_stop(
+        budgets.PassTimes([2, 3, 4, 6], [1.0, 1.1, 1.9, 2.0], draft=0.05)
+    ),
+    "threshold": budgets.threshold(0.4),
+}
+
+
+@jax.jit
+def lengths_by(budget, probs, gamma):
+    """How many of `gamma` tokens of each row a budget keeps, by the functions that the loop calls.
+
+    `probs` (B, γ_max, V) are the draft's distributions.
+    """
+    rows, most, _ = probs.shape
+    live = jnp.ones(rows, bool)
+    state = budget.init(jax.random.split(jax.random.key(0), rows), most)
+    worth, chances = base.begin(budget, state, live, most)
+    for slot, logs in enumerate(jnp.moveaxis(jnp.log(probs), 1, 0)):
+        seen = Observation(jnp.int32(slot), live, logs, logs, logs)
+        chances = base.before_the_draw(budget, chances, seen)
+    length = jnp.full(rows, jnp.minimum(worth, gamma))
+    return base.hand_out(budget, chances, length, live, (2, 3, 4, 6))
+
+
+def keeps_by(budget, *, own: bool):
+    """A length rule by a budget; with `own` its chances read the drafted token itself."""
+
+    def lengths(drafts, draft_probs, rng):
+        if own:
+            draft_probs = draft_probs * (np.arange(draft_probs.shape[2]) == drafts[:, :, None])
+        probs = np.zeros((2, 2, 3))  # one shape for all tables, so that it compiles once
+        probs[:, : drafts.shape[1], : draft_probs.shape[2]] = draft_probs
+        return np.asarray(lengths_by(budget, probs, np.int32(drafts.shape[1])))
+
+    return lengths
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_budgets(name):
+    """Handed out as in the loop: exact, and biased once a chance reads its own token."""
+
+    found = audit(keeps_by(BUDGETS[name], own=False), "lengths")
+    assert (found.fault, found.total_variation < 1e-12) == ("", True)
+    assert audit(keeps_by(BUDGETS[name], own=True), "lengths").total_variation > 0.05
 
 
 # --- The command ----------------------------------------------------------------------------------
