@@ -2,6 +2,7 @@
 
 from . import (
     audit as audit,
+    budgets as budgets,
     checkpoints as checkpoints,
     decoding as decoding,
     drafters as drafters,
