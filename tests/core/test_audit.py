@@ -351,7 +351,7 @@ def lengths_by(budget, probs, gamma):
         seen = Observation(jnp.int32(slot), live, logs, logs, logs)
         chances = base.before_the_draw(budget, chances, seen)
     length = jnp.full(rows, jnp.minimum(worth, gamma))
-    return base.hand_out(budget, chances, length, live, (2, 3, 4, 6))
+    return base.hand_out(budget, chances, length, live, jnp.int32([2, 3, 4, 6]))
 
 
 def keeps_by(budget, *, own: bool):

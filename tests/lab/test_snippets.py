@@ -27,7 +27,7 @@ from experiments.beam import decoding as beam
 from pairs import TEXTS
 from specjax import tasks
 from specjax.checkpoints import finding
-from specjax.measure import phases
+from specjax.measure import batches, phases
 from specjax.support import command_line as support
 
 NOT_RUN = "# Not run in the tests: "
@@ -88,6 +88,7 @@ def reader(monkeypatch, tmp_path, pair):
         (beam, "beam_search", {"max_new_tokens": 6}),
         (specjax, "select", {"max_new_tokens": 6, "timed_inputs": 1, "repeats": 1}),
         (phases, "measure", {"steps": 2, "repeats": 1}),
+        (batches, "pass_times", {"max_new_tokens": 8, "repeats": 1}),
     ):
         monkeypatch.setattr(module, name, shortened(getattr(module, name), limits))
     yield {"specjax": specjax, "target": pair.target, "draft": pair.draft, "texts": TEXTS[:2]}
@@ -132,7 +133,8 @@ def test_python(page, reader, tmp_path):
 
 def test_python_is_run():
     """There is some on these pages; hardly any is left out, and then with a reason."""
-    assert {"README.md", "drafters.md", "policies.md", "rules.md"} <= {b.page.name for b in PYTHON}
+    pages = {"README.md", "budgets.md", "drafters.md", "policies.md", "rules.md"}
+    assert pages <= {b.page.name for b in PYTHON}
     left_out = [block for block in PYTHON if block.text.startswith(NOT_RUN)]
     assert len(left_out) <= 3, [block.place for block in left_out]
     assert all(len(b.text.split("\n")[0]) > len(NOT_RUN) + 10 for b in left_out)
