@@ -325,7 +325,7 @@ def with_budget(method: B, budget: Budget | str | None, sizes: Sequence[int] = (
         if named.lacks("budget", BUDGETS, budget, "times"):
             raise ValueError(
                 f"budget={budget!r} weighs times, and none are given. Measure them: "
-                "times = specjax.measure.batches.pass_times(...), then "
+                "from specjax.measure.batches import pass_times; times = pass_times(...), then "
                 "budget=specjax.budgets.early_stop(times)."
             )
         budget = parse_budget(budget)

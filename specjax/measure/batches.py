@@ -42,7 +42,9 @@ def pass_times(
 ) -> PassTimes:
     """Measure the times that `specjax.budgets.early_stop` weighs, in seconds.
 
-        times = specjax.measure.batches.pass_times(target, draft, texts, batch_size=16)
+        from specjax.measure.batches import pass_times
+
+        times = pass_times(target, draft, texts, batch_size=16)
         specjax.generate(target, draft, texts, batch_size=16,
                          budget=specjax.budgets.early_stop(times), sizes=times.sizes)
 
