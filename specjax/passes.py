@@ -15,19 +15,18 @@ from jaxtyping import Bool, Int
 
 from specjax import devices
 from specjax.models.packing import Packing
-from specjax.policies import Policy
 from specjax.state import State
 
 T = TypeVar("T")
 
 
-def runs(policy: Policy, needed: Bool[Array, ""], always: Bool[Array, ""] | bool) -> Array:
-    """Whether the drafter is called: `always` on accelerators with a fixed policy, else `needed`.
+def runs(fixed: bool, needed: Bool[Array, ""], always: Bool[Array, ""] | bool) -> Array:
+    """Whether the drafter is called: `always` on accelerators if lengths are fixed, else `needed`.
 
     An accelerator's host would have to read `needed` back from the device before each call
-    (docs/design.md, contract 11). A fixed policy drafts γ_max tokens anyway.
+    (docs/design.md, contract 11). With fixed lengths γ_max tokens are drafted anyway.
     """
-    if not policy.fixed:
+    if not fixed:
         return needed
     return devices.by_platform(
         needed,
@@ -37,12 +36,10 @@ def runs(policy: Policy, needed: Bool[Array, ""], always: Bool[Array, ""] | bool
     )
 
 
-def unless_idle(
-    policy: Policy, needed: Bool[Array, ""], propose: Callable[[T], T], nothing: T
-) -> T:
+def unless_idle(fixed: bool, needed: Bool[Array, ""], propose: Callable[[T], T], nothing: T) -> T:
     """Return propose(nothing), or `nothing` where no row drafts; `Drafter.begin` catches up."""
     # Nothing else may go through the conditional: with one result more, XLA copies the caches.
-    return jax.lax.cond(runs(policy, needed, True), propose, lambda nothing: nothing, nothing)
+    return jax.lax.cond(runs(fixed, needed, True), propose, lambda nothing: nothing, nothing)
 
 
 def narrowed(

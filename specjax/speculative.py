@@ -65,6 +65,11 @@ class Speculative:
         """Number of tokens in a round's target call."""
         return self.gamma_max + 1
 
+    @property
+    def fixed(self) -> bool:
+        """Whether every round drafts γ_max tokens in each row that has room for them."""
+        return self.policy.fixed and self.budget is None
+
     def start(self, inputs, keys, budget, buffer_len):
         return start(self, inputs, keys, budget, buffer_len)
 
@@ -144,7 +149,7 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     like = jax.eval_shape(partial(first_distribution, method.drafter, method.sampling), *known)
     drafts = Drafts.empty(len(cap), method.gamma_max, like)._replace(allowed=allowed)
     drafts, drafter, policy, chances, finite = passes.unless_idle(
-        method.policy,
+        method.fixed,
         jnp.any(cap > 0),
         partial(draft_chain, method, context, state, cap, dice),
         (drafts, state.drafter, policy, chances, state.draft_finite),
@@ -166,7 +171,7 @@ def draft_chain(method, context, state, cap, dice, changed) -> tuple:
 
     def more(turn):
         some, any_slot = jnp.any(turn.going), turn.slot < method.gamma_max
-        return passes.runs(method.policy, some, any_slot)
+        return passes.runs(method.fixed, some, any_slot)
 
     def again(turn):
         last = turn.slot - 1
@@ -177,9 +182,8 @@ def draft_chain(method, context, state, cap, dice, changed) -> tuple:
 
     drafts, drafter, policy, chances, finite = changed
     known = state.tokens, state.length, context, drafter
-    # A fixed policy drafts in every round but a row's last, so the drafter never lags behind.
-    every_round = method.policy.fixed and method.budget is None
-    hidden, drafter = method.drafter.begin(*known, lags=not every_round)
+    # With fixed lengths all rounds but a row's last draft, so the drafter never lags behind.
+    hidden, drafter = method.drafter.begin(*known, lags=not method.fixed)
     turn = Turn(jnp.int32(0), cap > 0, drafts, drafter, policy, chances, finite)
     turn = jax.lax.while_loop(more, again, propose(method, state, cap, dice, hidden, turn))
     return turn.drafts, turn.drafter, turn.policy, turn.chances, turn.finite

@@ -229,6 +229,12 @@ def test_lengths_by_batch_size():
     assert table.length(jnp.arange(18)).tolist() == [8] * 4 + [4] * 12 + [1, 1]
 
 
+def test_with_a_budget_lengths_are_not_fixed():
+    """It may draft less than γ_max, so an accelerator's loop must not draft γ_max in any case."""
+    assert method_of(None).fixed
+    assert not method_of(budgets.fixed(2)).fixed
+
+
 # --- packed passes ------------------------------------------------------------------------------
 
 
