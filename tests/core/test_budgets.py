@@ -172,6 +172,20 @@ def test_the_best_slots_of_all_rows():
     assert ended == [0, 2, 2]
 
 
+@pytree
+class Skipping(base.Budget):
+    """Refuses the second slot and would take all others."""
+
+    def takes(self, state, slot):
+        return slot.taken != 1
+
+
+def test_the_first_refusal_ends_the_handing_out():
+    """Else a slot could be left out for its own chance, and those behind it verified."""
+    chance = [[0.9, 0.5], [0.8, 0.7]]
+    assert handed(Skipping(), chance, [2, 2], [True] * 2) == [1, 0]
+
+
 def test_equal_chances_go_to_earlier_tokens_first():
     chance = [[0.5, 0.5], [0.5, 0.5]]
     assert handed(budgets.fixed(1), chance, [2, 2], [True] * 2) == [1, 0]
