@@ -193,15 +193,22 @@ def test_equal_chances_go_to_earlier_tokens_first():
     assert handed(budgets.fixed(3), chance, [2, 2], [True] * 2) == [2, 1]
 
 
+@pytree
+class Rising(base.Budget):
+    """Thinks later tokens likelier than those before them."""
+
+    def chance(self, state, seen):
+        return state, jnp.full(seen.drafting.shape, 0.5) + 0.1 * seen.slot.astype(jnp.float32)
+
+
 def test_a_chance_counts_at_most_as_the_one_before():
-    budget, none = budgets.fixed(1), jnp.zeros((1, 2))
-    chances = base.Chances(budget.init(jax.random.split(jax.random.key(0), 1), 2), None, none)
-    chances = chances._replace(state=chances.before)
-    for slot, belief in enumerate([0.6, 0.999]):
-        probs = jnp.log(jnp.array([[belief, 1 - belief]]))
+    """Else a slot would move up in the order for a reason that its row's earlier token gave."""
+    _, chances = base.begin(Rising(), (), jnp.array([True]), 3)
+    probs = jnp.log(jnp.array([[0.6, 0.4]]))
+    for slot in range(3):
         seen = Observation(jnp.int32(slot), jnp.array([True]), probs, probs, probs)
-        chances = base.before_the_draw(budget, chances, seen)
-    assert 0 < chances.chance[0, 1] <= chances.chance[0, 0] < 1
+        chances = base.before_the_draw(Rising(), chances, seen)
+    assert chances.chance.tolist() == [[0.5, 0.5, 0.5]]
 
 
 def test_early_stop_by_hand():
