@@ -17,7 +17,7 @@ from jaxtyping import Int, Key, UInt32
 from specjax.autoregressive import Autoregressive
 from specjax.dice import Dice, dice_for
 from specjax.pytrees import pytree
-from specjax.replay.replay import first_rejections, path
+from specjax.replay.along import first_rejections, path
 from specjax.replay.rollouts import Rollouts
 from specjax.sampling import row_keys
 from specjax.speculative import Speculative

@@ -6,7 +6,7 @@ positions as it verifies. So one recording answers for batches of any size.
 """
 
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax.budgets import PassTimes
 from specjax.budgets import base as budgets
-from specjax.policies import Observation, Policy, Round
+from specjax.policies import Policy
 from specjax.policies.base import first_state
 from specjax.pytrees import pytree
-from specjax.replay.replay import Remembered, first_rejections, path
+from specjax.replay.along import Along, first_rejections
 from specjax.replay.rollouts import Rollouts
 
 
@@ -87,7 +87,6 @@ def serve(
     gamma, count = rollouts.gamma_max, len(rollouts.emitted)
     rejections = first_rejections(rollouts, keys)
     lane = jnp.arange(rows, dtype=jnp.int32)
-    slots = jnp.arange(gamma, dtype=jnp.int32)
 
     def fresh(output):
         own = keys[jnp.minimum(output, count - 1)]
@@ -106,84 +105,37 @@ def serve(
         lanes, waiting, sums = carry
         output = jnp.minimum(lanes.output, count - 1)
         live = lanes.output < count
-        own = jax.tree.map(lambda x: x[output], rollouts)
         rejected = jnp.take_along_axis(rejections[output], lanes.length[:, None], axis=1)[:, 0]
-        where, there, on_output = path(own, lanes.length, rejected)
-
-        def over_slots(field, of_output=None):
-            found = field[lane[:, None], where, there]
-            if of_output is None:
-                return found
-            return jnp.where(on_output, of_output[lane[:, None], where], found)
-
-        confidence = over_slots(own.confidence, own.own_confidence)
-        silent = there >= own.length[lane[:, None], where]
+        here = Along(jax.tree.map(lambda x: x[output], rollouts), lanes.length, rejected)
         state, allowed = policy.begin(lanes.policy, gamma)
         worth, chances = budgets.begin(budget, lanes.budget, live, gamma)
-        room = jnp.minimum(own.budget - lanes.length - 1, gamma)
-        cap = jnp.clip(jnp.minimum(jnp.asarray(allowed, jnp.int32), worth), 0, room)
-        cap = jnp.where(live, cap, 0)
-
-        def propose(carry, slot):
-            state, chances, drafting, drafted, called = carry
-            called += jnp.any(drafting).astype(jnp.int32)
-            drafting &= ~silent[:, slot]
-            at = where[:, slot], there[:, slot]
-            seen = cast(
-                Observation,
-                Remembered(slot, drafting, own, lambda field: field[lane, *at]),
-            )
-            state, keep = policy.keep_drafting(state, seen)
-            drafting &= keep
-            chances = budgets.before_the_draw(budget, chances, seen)
-            drafted += drafting.astype(jnp.int32)
-            state, further = policy.go_on(state, drafting, confidence[:, slot])
-            drawn = budget.drawn(chances.state, confidence[:, slot])
-            going = drafting & (drafted < cap) & further
-            return (state, chances._replace(state=drawn), going, drafted, called), None
-
-        begun = state, chances, cap > 0, jnp.zeros_like(cap), jnp.int32(0)
-        (state, chances, _, drafted, called), _ = jax.lax.scan(propose, begun, slots)
-        right = jnp.minimum(drafted, rejected - lanes.length)
+        cap = here.room(live, jnp.minimum(jnp.asarray(allowed, jnp.int32), worth))
+        state, chances, drafted, (asked, _, _) = here.draft(policy, state, cap, budget, chances)
         if isinstance(budget, Oracle):
-            called = budget.best(right, live, gamma)
-            verified = jnp.minimum(right, called)
+            right = jnp.minimum(drafted, rejected - lanes.length)
+            calls = budget.best(right, live, gamma)
+            verified = jnp.minimum(right, calls)
         else:
+            calls = jnp.sum(jnp.any(asked, axis=1), dtype=jnp.int32)
             verified = budgets.hand_out(budget, chances, drafted, live, times.positions)
-        accepted = jnp.minimum(right, verified)
-        gained = jnp.where(live, jnp.minimum(accepted + 1, own.emitted - lanes.length), 0)
-        length = lanes.length + gained
-        target, draft = (over_slots(own.target, own.own_target),
-                         over_slots(own.draft, own.own_draft))  # fmt: skip
-        ended = length >= own.emitted
-        round_ = Round(
-            active=live,
-            drafted=verified,
-            accepted=accepted,
-            emitted=gained,
-            overlap=over_slots(own.overlap),
-            ratio=jnp.exp(jnp.minimum(target - draft, 0.0)),
-            confidence=confidence,
-            submitted=slots[None, :] < verified[:, None],
-            left=jnp.where(ended, 0, own.budget - length),
-        )
+        round_ = here.conclude(live, verified)
         positions = jnp.sum(jnp.where(live, verified + 1, 0), dtype=jnp.int32)
         sums = Served(
-            sums.time + times.exact(positions, called),
-            sums.tokens + jnp.sum(gained, dtype=jnp.int32),
+            sums.time + times.exact(positions, calls),
+            sums.tokens + jnp.sum(round_.emitted, dtype=jnp.int32),
             sums.rounds + 1,
             sums.positions + positions,
             sums.drafted + jnp.sum(jnp.where(live, verified, 0), dtype=jnp.int32),
-            sums.accepted + jnp.sum(jnp.minimum(accepted, gained), dtype=jnp.int32),
-            sums.calls + called,
+            sums.accepted + jnp.sum(round_.in_output, dtype=jnp.int32),
+            sums.calls + calls,
         )
         kept = Lanes(
             lanes.output,
-            length,
+            lanes.length + round_.emitted,
             policy.update(state, round_),
             budget.update(chances.state, round_),
         )
-        leaving = live & ended
+        leaving = live & (kept.length >= here.recorded.emitted)
         place = waiting + jnp.cumsum(leaving, dtype=jnp.int32) - 1
         new = fresh(jnp.where(leaving, jnp.minimum(place, count), lanes.output))
         lanes = jax.tree.map(partial(_either, leaving), new, kept)

@@ -1,14 +1,11 @@
 """Replay of draft-length policies along recorded rollouts, without any model.
 
-A row's drafts follow the output up to the first token that is not accepted, and then the rollout
-recorded there (`rollouts.py`). For a drafter that `guesses`, the whole round was recorded where it
-begins. At temperature 0 replay is the real run: the same rounds with the same drafts. At other
+At temperature 0 replay is the real run: the same rounds with the same drafts. At other
 temperatures it is a draw from the real run's distribution, given the output. The chances of
 acceptance are known, and `keys` settle them for all policies alike.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -22,7 +19,8 @@ from specjax import sampling as smp
 from specjax.policies import Costs, Observation, Policy, Round
 from specjax.policies.base import first_state
 from specjax.policies.constant import Constant
-from specjax.replay.rollouts import Rollouts, acceptance_point
+from specjax.replay.along import Along, first_rejections
+from specjax.replay.rollouts import Rollouts
 from specjax.rounds import idle
 from specjax.support import memory_maps
 
@@ -37,48 +35,6 @@ class Replayed(NamedTuple):
     runs: Int[Array, "*batch N"]  # number of draws
     trail: Int[Array, "*batch N T"]  # of the first draw, by position: tokens drafted by
     # the round that began there; −1: none did
-
-
-@dataclasses.dataclass(frozen=True)
-class Remembered:
-    """An `Observation` from rollouts, without distributions over the vocabulary."""
-
-    slot: Int[Array, ""]
-    drafting: Bool[Array, " N"]
-    recorded: Rollouts
-    look_up: Callable[
-        [Array], Array
-    ]  # a field of (N, T, G, …) where each row's distribution stands
-
-    @property
-    def entropy(self) -> Float[Array, " N"]:
-        """Entropy of the belief, in nats; float32."""
-        return self.look_up(self.recorded.entropy)
-
-    @property
-    def top1(self) -> Float[Array, " N"]:
-        """Largest probability of the belief; float32."""
-        return self.look_up(self.recorded.top1)
-
-    @property
-    def hidden(self) -> Float[Array, "N E"]:
-        """The drafter's hidden state at this distribution; float32."""
-        if self.recorded.hidden.shape[-1] == 0:
-            raise ValueError(
-                "This policy reads the drafter's hidden states, which were not recorded: make the "
-                "trace with --hidden."
-            )
-        return self.look_up(self.recorded.hidden)
-
-    @property
-    def draft_logprobs(self):
-        """Raise ValueError: distributions are too large to record."""
-        raise ValueError(
-            "This policy reads distributions over the whole vocabulary, which a trace does not "
-            "hold; it holds their entropy and top1."
-        )
-
-    belief_logprobs = draft_logprobs
 
 
 class _Read(Exception):
@@ -129,38 +85,6 @@ def read_beyond_counts(policy: Policy, gamma_max: int) -> str:
     return ""
 
 
-def first_rejections(rollouts: Rollouts, keys: Key[Array, " N"]) -> Int[Array, "N T"]:
-    """Find for each position the next one where a drafted token is rejected.
-
-    If the longest draft has no rejected token, any later position may be returned.
-    """
-    count = rollouts.tokens.shape[1]
-    positions = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), rollouts.tokens.shape)
-    kept = jax.vmap(acceptance_point, (None, 1), 1)(keys, positions) < rollouts.acceptance
-    here = jnp.where(kept, count - 1, positions)
-    found = jax.lax.cummin(here, axis=1, reverse=True)
-    settled = jnp.minimum(positions + rollouts.accepted, count - 1)
-    return jnp.where(rollouts.accepted < 0, found, settled)
-
-
-class Path(NamedTuple):
-    """Places where the tokens of a round's draft were recorded, (N, G)."""
-
-    where: Array  # the rollout, by the position at which it begins
-    slot: Array  # the slot in the rollout
-    on_output: Array  # whether it is the output's own token, which is recorded separately
-
-
-def path(rollouts: Rollouts, begin: Int[Array, " N"], rejected: Int[Array, " N"]) -> Path:
-    """Locate the drafts of rounds that start at `begin` and are first rejected at `rejected`."""
-    slots = jnp.arange(rollouts.gamma_max, dtype=jnp.int32)[None, :]
-    begin, rejected = begin[:, None], rejected[:, None]
-    position = begin + slots
-    settled = jnp.take_along_axis(rollouts.accepted, begin, axis=1, mode="clip") >= 0
-    where = jnp.where(settled, begin, jnp.minimum(position, rejected))
-    return Path(where, position - where, (position < rejected) & ~settled)
-
-
 def walk(
     policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"], past: Any = None
 ) -> tuple[Replayed, Any]:
@@ -172,7 +96,6 @@ def walk(
     """
     gamma_max, rows = rollouts.gamma_max, jnp.arange(len(rollouts.emitted))
     emitted, rejections = rollouts.emitted, first_rejections(rollouts, keys)
-    slots = jnp.arange(gamma_max, dtype=jnp.int32)[None, :]
     zeros, trail_end = jnp.zeros_like(emitted), rollouts.tokens.shape[1]
 
     def more(carry):
@@ -182,61 +105,20 @@ def walk(
         length, state, found = carry
         live = length < emitted
         rejected = jnp.take_along_axis(rejections, length[:, None], axis=1)[:, 0]
-        where, slot_there, on_output = path(rollouts, length, rejected)
-
-        def over_slots(field, own=None):
-            """Select each draft's slots: (N, T, G) → (N, G)."""
-            found = field[rows[:, None], where, slot_there]
-            return found if own is None else jnp.where(on_output, own[rows[:, None], where], found)
-
-        confidence = over_slots(rollouts.confidence, rollouts.own_confidence)
-        target = over_slots(rollouts.target, rollouts.own_target)
-        draft = over_slots(rollouts.draft, rollouts.own_draft)
-        silent = slot_there >= rollouts.length[rows[:, None], where]
+        here = Along(rollouts, length, rejected)
         state, allowed = policy.begin(state, gamma_max)
-        room = jnp.minimum(rollouts.budget - length - 1, gamma_max)
-        cap = jnp.where(live, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room), 0)
-
-        def propose(carry, slot):
-            """Propose a token as the loop does: `speculative.draft`."""
-            state, drafting, drafted, refused, vain = carry
-            at, called = (where[:, slot], slot_there[:, slot]), drafting
-            drafting &= ~silent[:, slot]
-            first = (slot == 0) & drafting
-            look_up = partial(_at, rows, *at)
-            seen = Remembered(slot, drafting, rollouts, look_up)
-            state, keep = policy.keep_drafting(state, cast(Observation, seen))
-            drafting &= keep
-            drafted += drafting.astype(jnp.int32)
-            refused += (called & ~drafting).astype(jnp.int32)
-            vain += (first & ~drafting).astype(jnp.int32)
-            state, go_on = policy.go_on(state, drafting, confidence[:, slot])
-            return (state, drafting & (drafted < cap) & go_on, drafted, refused, vain), None
-
-        begun = state, cap > 0, zeros, found.refused, found.vain
-        (state, _, drafted, refused, vain), _ = jax.lax.scan(propose, begun, slots[0])
-        accepted = jnp.minimum(drafted, rejected - length)
-        gained = jnp.where(live, jnp.minimum(accepted + 1, emitted - length), 0)
-        stats = Round(
-            active=live,
-            drafted=drafted,
-            accepted=accepted,
-            emitted=gained,
-            overlap=over_slots(rollouts.overlap),
-            ratio=jnp.exp(jnp.minimum(target - draft, 0.0)),
-            confidence=confidence,
-            submitted=slots < drafted[:, None],
-            left=jnp.where(length + gained < emitted, rollouts.budget - length - gained, 0),
-        )
+        state, _, drafted, each = here.draft(policy, state, here.room(live, allowed))
+        called, proposed, drafting = each
+        round_ = here.conclude(live, drafted)
         found = Replayed(
             _count(live, found.drafted, drafted),
-            _count(live, found.accepted, jnp.minimum(accepted, gained)),
-            refused,
-            vain,
+            _count(live, found.accepted, round_.in_output),
+            found.refused + jnp.sum(called & ~drafting, axis=0, dtype=jnp.int32),
+            found.vain + (proposed & ~drafting)[0].astype(jnp.int32),
             found.runs,
             found.trail.at[rows, jnp.where(live, length, trail_end)].set(drafted, mode="drop"),
         )
-        return length + gained, policy.update(state, stats), found
+        return length + round_.emitted, policy.update(state, round_), found
 
     none = jnp.zeros((len(emitted), gamma_max + 1), jnp.int32)
     state = first_state(policy, keys, gamma_max)
@@ -258,10 +140,6 @@ def walk_in_turn(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> 
 
     count = jnp.arange(len(rollouts.emitted), dtype=jnp.int32)
     return jax.lax.scan(one, first_state(policy, keys[:1], rollouts.gamma_max), count)[1]
-
-
-def _at(rows, where, slot, field):
-    return field[rows, where, slot]
 
 
 def _count(live, counts: Int[Array, "N K"], value: Int[Array, " N"]) -> Int[Array, "N K"]:
