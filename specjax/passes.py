@@ -78,7 +78,7 @@ def packed(
 
     Args:
       method: `sizes` are the numbers of positions of compiled passes. A pass over all positions of
-        the batch has no packing; it is the only one if there are no sizes.
+        the batch has no packing.
       judge: as in `narrowed`.
     """
     whole = len(state.done) * method.slots
@@ -96,8 +96,10 @@ def packed(
 
 
 def sizes_of(method: Any, rows: int) -> list[int]:
-    """Positions of the compiled passes of a batch, ascending, all its positions last."""
+    """Positions of the packed passes of a batch, ascending, all its positions last; [] if none."""
     whole = rows * method.slots
+    if not method.sizes:
+        return []
     return [*sorted({size for size in method.sizes if size < whole}), whole]
 
 

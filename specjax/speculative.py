@@ -95,9 +95,8 @@ def start(
         read = inputs.prompt[:, :-1], jnp.zeros_like(budget), hidden, inputs.prompt_len - 1
         drafter = method.drafter.observe(*read, drafter_context, drafter)
     policy = first_state(method.policy, keys, method.gamma_max)
-    own: dict[str, Any] = {"cache": cache, "drafter": drafter, "policy": policy}
-    if method.budget is not None:
-        own["verify"] = first_state(method.budget, keys, method.gamma_max)
+    verify = budgets.first(method.budget, keys, method.gamma_max)
+    own = {"cache": cache, "drafter": drafter, "policy": policy, "verify": verify}
     room = {"buffer_len": buffer_len, "gamma_max": method.gamma_max}
     state = begin(inputs, keys, budget, **own, **room)
     return Contexts(context, drafter_context), state
@@ -128,7 +127,7 @@ class Turn(NamedTuple):
     drafts: Drafts
     drafter: Any  # the drafter's state
     policy: Any  # the policy's state
-    chances: Any  # `budgets.base.Chances`; () without a budget
+    chances: budgets.Chances
     finite: Bool[Array, ""]
 
 
@@ -139,11 +138,9 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     """
     policy, allowed = method.policy.begin(state.policy, method.gamma_max)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
-    chances: Any = ()
-    if method.budget is not None:
-        worth, chances = budgets.begin(method.budget, state.budget, ~state.done, method.gamma_max)
-        allowed = jnp.minimum(allowed, worth)
-    allowed = jnp.broadcast_to(jnp.clip(allowed, 0, method.gamma_max), room.shape)
+    worth, chances = budgets.begin(method.budget, state.budget, ~state.done, method.gamma_max)
+    allowed = jnp.clip(jnp.minimum(allowed, worth), 0, method.gamma_max)
+    allowed = jnp.broadcast_to(allowed, room.shape)
     cap = jnp.where(state.done, 0, jnp.minimum(allowed, room))
     known = state.tokens, state.length, context, state.drafter
     like = jax.eval_shape(partial(first_distribution, method.drafter, method.sampling), *known)
@@ -154,12 +151,10 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
         partial(draft_chain, method, context, state, cap, dice),
         (drafts, state.drafter, policy, chances, state.draft_finite),
     )
-    state = state.replace(drafter=drafter, policy=policy, draft_finite=finite)
-    if method.budget is None:
-        return drafts, state
-    sizes = jnp.asarray(passes.sizes_of(method, len(cap)), jnp.int32) if method.sizes else None
+    sizes = passes.sizes_of(method, len(cap))
     kept = budgets.hand_out(method.budget, chances, drafts.length, ~state.done, sizes)
-    return drafts._replace(length=kept), state.replace(budget=chances.state)
+    own = {"drafter": drafter, "policy": policy, "budget": chances.state}
+    return drafts._replace(length=kept), state.replace(**own, draft_finite=finite)
 
 
 def draft_chain(method, context, state, cap, dice, changed) -> tuple:
@@ -198,16 +193,13 @@ def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -
     seen = Observation(slot, going, proposed.logprobs, proposed.belief, hidden)
     policy, more = method.policy.keep_drafting(policy, seen)
     going &= more
-    chances = turn.chances
-    if method.budget is not None:
-        chances = budgets.before_the_draw(method.budget, chances, seen)
+    chances = budgets.before_the_draw(method.budget, turn.chances, seen)
     noisy = method.rule.given_noise(proposed.logprobs, state.keys, state.length + slot)
     token = dice.draft(state, slot, noisy, proposed.best)
     confidence = at_tokens(proposed.belief, token).astype(jnp.float32)
     drafts = turn.drafts.put(slot, going, token, proposed.logprobs, confidence, seen.entropy)
     policy, more = method.policy.go_on(policy, going, confidence)
-    if method.budget is not None:
-        chances = chances._replace(state=method.budget.drawn(chances.state, confidence))
+    chances = budgets.after_the_draw(method.budget, chances, confidence)
     going &= (drafts.length < cap) & more
     return Turn(slot + 1, going, drafts, turn.drafter, policy, chances, finite)
 
@@ -295,6 +287,6 @@ def conclude(
     after = commit(state, *tokens, method.eos_ids, submitted=calls)
     round_ = round_of(state, after, drafts, verdict)
     drafter = learn_from(method, after.tokens, state.length, round_, context, after.drafter)
-    if method.budget is not None:
-        after = after.replace(budget=method.budget.update(after.budget, round_))
-    return after.replace(drafter=drafter, policy=method.policy.update(after.policy, round_)), round_
+    policy = method.policy.update(after.policy, round_)
+    budget = budgets.update(method.budget, after.budget, round_)
+    return after.replace(drafter=drafter, policy=policy, budget=budget), round_

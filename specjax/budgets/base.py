@@ -15,6 +15,7 @@ on. It never sees a token, nor the chance of a later slot. `specjax.audit` has r
 what goes wrong.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from specjax.policies.base import Observation
+from specjax.policies.base import Observation, first_state
 from specjax.rounds import Round
 
 
@@ -88,25 +89,37 @@ class Budget(Protocol):
         return state
 
 
+# Without a budget (None) the functions below verify all drafted tokens and compute nothing.
+
+
 class Chances(NamedTuple):
     """A budget's states in a round, and its chances of each slot."""
 
     before: Any  # the state at the beginning of the round
     state: Any  # the state after the tokens so far
-    chance: Float[Array, "B G"]  # falling along each row
+    chance: Any  # (B, G) float32, falling along each row
+
+
+def first(budget: Budget | None, keys: Key[Array, " B"], gamma_max: int) -> Any:
+    """The state before the first round."""
+    return () if budget is None else first_state(budget, keys, gamma_max)
 
 
 def begin(
-    budget: Budget, state: Any, live: Bool[Array, " B"], gamma_max: int
+    budget: Budget | None, state: Any, live: Bool[Array, " B"], gamma_max: int
 ) -> tuple[Array, Chances]:
     """Begin a round: the longest draft worth drafting, and the chances of no slots yet."""
+    if budget is None:
+        return jnp.int32(gamma_max), Chances((), (), ())
     state, worth = budget.begin(state, live, gamma_max)
     none = jnp.zeros((len(live), gamma_max), jnp.float32)
     return worth, Chances(state, state, none)
 
 
-def before_the_draw(budget: Budget, chances: Chances, seen: Observation) -> Chances:
+def before_the_draw(budget: Budget | None, chances: Chances, seen: Observation) -> Chances:
     """Add the chance of a slot whose token is not drawn yet, at most that of the slot before."""
+    if budget is None:
+        return chances
     state, chance = budget.chance(chances.state, seen)
     last = jax.lax.dynamic_index_in_dim(chances.chance, jnp.maximum(seen.slot - 1, 0), 1, False)
     falling = jnp.where(seen.slot > 0, jnp.minimum(chance, last), chance).astype(jnp.float32)
@@ -114,12 +127,21 @@ def before_the_draw(budget: Budget, chances: Chances, seen: Observation) -> Chan
     return chances._replace(state=state, chance=put)
 
 
+def after_the_draw(
+    budget: Budget | None, chances: Chances, confidence: Float[Array, " B"]
+) -> Chances:
+    """Let the budget see the token that was drawn, for the chances of later slots."""
+    if budget is None:
+        return chances
+    return chances._replace(state=budget.drawn(chances.state, confidence))
+
+
 def hand_out(
-    budget: Budget,
+    budget: Budget | None,
     chances: Chances,
     length: Int[Array, " B"],
     live: Bool[Array, " B"],
-    sizes: Int[Array, " M"] | None = None,
+    sizes: Sequence[int] | Int[Array, " M"] = (),
 ) -> Int[Array, " B"]:
     """The number of drafted tokens of each row that get a position.
 
@@ -129,6 +151,8 @@ def hand_out(
       length: drafted tokens.
       sizes: of compiled passes, ascending up to all positions, for budgets that fill them.
     """
+    if budget is None:
+        return length
     rows, gamma = chances.chance.shape
     exists = jnp.arange(gamma, dtype=jnp.int32)[:, None] < length[None, :]
     chance = jnp.where(exists, chances.chance.T, -jnp.inf).ravel()  # slot by slot, then by rows
@@ -145,8 +169,13 @@ def hand_out(
     )
     takes = jax.vmap(lambda slot: budget.takes(chances.before, slot))(slots)
     taken = jnp.cumprod((takes & exists).astype(jnp.int32))
-    if budget.fills and sizes is not None:
-        needed = count + jnp.sum(taken, dtype=jnp.int32)
-        size = sizes[jnp.searchsorted(sizes, needed)]
+    if budget.fills and len(sizes):
+        each, needed = jnp.asarray(sizes, jnp.int32), count + jnp.sum(taken, dtype=jnp.int32)
+        size = each[jnp.searchsorted(each, needed)]
         taken = (exists & (slots.taken + count < size)).astype(jnp.int32)
     return jnp.zeros((rows,), jnp.int32).at[order % rows].add(taken)
+
+
+def update(budget: Budget | None, state: Any, round_: Round) -> Any:
+    """The state after a round."""
+    return state if budget is None else budget.update(state, round_)

@@ -1,12 +1,15 @@
 """Verify budgets: exact for all rows together, worked by hand, and what they do not go with."""
 
+import dataclasses
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import test_loops
 from reference import sequence_distribution, total_variation
 from specjax import budgets, generate, loop, speculative
 from specjax.budgets import base, times
@@ -156,8 +159,7 @@ def test_tokens_that_are_dropped_after_a_look_count_in_the_enumeration():
 def handed(budget, chance, length, live, sizes=(), state=None):
     chance = jnp.asarray(chance, jnp.float32)
     chances = base.Chances(state, state, chance)
-    ascending = jnp.int32(sizes) if sizes else None
-    given = base.hand_out(budget, chances, jnp.int32(length), jnp.asarray(live), ascending)
+    given = base.hand_out(budget, chances, jnp.int32(length), jnp.asarray(live), sizes)
     return given.tolist()
 
 
@@ -285,6 +287,21 @@ def test_a_packed_pass_gives_the_tokens_of_a_whole_one(pair, greedy):
         assert [row.tokens for row in few.rows] == [row.tokens for row in today.rows]
     assert sum(row.drafted for row in few.rows) < sum(row.drafted for row in today.rows)
     assert sum(row.levels for row in few.rows) > sum(row.drafted for row in few.rows)
+
+
+@pytest.mark.parametrize("sizes", [(), (3, 6)])
+def test_no_cache_is_copied(sizes):
+    """In the compiled loop of T5s, two rows, buffer 509, d_kv 8: chances go through the conditional
+    around drafting too."""
+    model = test_loops.target()
+    method = test_loops.method_of(model, model, gamma_max=4)
+    many = budgets.PassTimes([2, 3, 6, 10], [1.0, 1.1, 1.3, 1.6])
+    method = dataclasses.replace(method, budget=budgets.early_stop(many), sizes=sizes)
+    inputs = test_loops.translate([[3, 1], [4, 2, 1]])
+    arguments = test_loops.begin(method, inputs, 24, buffer_len=509)
+    text = loop.decode.lower(method, *arguments).compile().as_text()
+    assert re.search(r"\[2,2,(8,509|509,8)\]", text)
+    assert not re.search(r"= f32\[2,2,(8,509|509,8)\]\S* copy\(", text)
 
 
 def test_the_loop_draws_the_target_s_outputs():
