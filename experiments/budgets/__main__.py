@@ -7,12 +7,13 @@ Along outputs of the target, the draft's tokens and chances are recorded once fo
 Replay then says what plain decoding, static γ and every budget get at each batch size, by times of
 passes that are measured here, and by times of accelerators: flat up to a knee. Half of the outputs
 choose the best static γ and the settings of budgets; all figures are of the other half. Plain
-decoding, the best static γ and early_stop also decode by the clock. Writes results.jsonl, report.md
-and budgets.png to the workdir. A run that was cut off goes on where it was.
+decoding, the best static γ and early_stop also decode by the clock. Writes results.jsonl,
+report.md, budgets.png and example.png to the workdir. A run that was cut off goes on where it was.
 """
 
 import functools
 import math
+import pathlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from experiments import plots
+from experiments.budgets import example
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
@@ -44,6 +46,7 @@ from specjax.support.named import short
 Row = dict[str, Any]
 STATIC, EARLY, ORACLE, BY_SIZE = "best γ", "early_stop", "oracle", "by_batch_size"
 MEASURED = "measured"
+EXAMPLE = "example.png"
 METHODS = (PLAIN, STATIC, BY_SIZE, "together", "fixed", "threshold", EARLY, ORACLE)
 
 
@@ -88,7 +91,9 @@ def main(_) -> None:
     if clocked:
         sections.append(by_the_clock(clocked))
     plots.save(workdir / "budgets.png", draw_all(rows))
-    sections.append(Section("Tokens per time, of the best static γ", images=("budgets.png",)))
+    title = "Tokens per time, of the better of plain decoding and the best static γ"
+    sections.append(Section(title, images=("budgets.png",)))
+    sections.append(rounds(on, workdir, rows))
     pages.write(workdir, f"{config.task}: verify budgets", sections, rows)
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
     pages.show(console, sections, rows)
@@ -157,6 +162,7 @@ def measure(
     """Rows of all methods in one cell, the oracle's last."""
     config, replayed = on.config, functools.partial(rate, trace, times, batch=batch)
     chosen = choose(config, replayed, times, batch)
+    chosen[BY_SIZE] = table(on.results.done, temperature, kind, batch) | {batch: chosen[STATIC]}
     ways = {name: make(config, times, batch, name, chosen) for name in METHODS}
     at = {name: times.of_plain() if name == PLAIN else times for name in ways}
     rates = {
@@ -177,7 +183,7 @@ def measure(
             "of_better": float(ratio.mean()),
             "of_better_error": float(2 * ratio.std(ddof=1) / math.sqrt(len(ratio))),
             "better": best,
-            "setting": chosen.get(name),
+            "setting": setting if isinstance(setting := chosen.get(name), int | float) else None,
             "positions": float(found.positions / found.rounds),
             "tokens": float(found.tokens / found.rounds),
             "calls": float(found.calls / found.rounds),
@@ -228,7 +234,7 @@ def make(config: Any, times: PassTimes, batch: int, name: str, chosen: Mapping[s
     made = {
         PLAIN: lambda: budgets.static(0),
         STATIC: lambda: budgets.static(chosen[STATIC]),
-        BY_SIZE: lambda: budgets.by_batch_size(table(config, batch, chosen[STATIC])),
+        BY_SIZE: lambda: budgets.by_batch_size(chosen[BY_SIZE]),
         "fixed": lambda: budgets.fixed(chosen["fixed"]),
         "threshold": lambda: budgets.threshold(chosen["threshold"]),
         EARLY: lambda: budgets.early_stop(times),
@@ -237,9 +243,15 @@ def make(config: Any, times: PassTimes, batch: int, name: str, chosen: Mapping[s
     return longest, made[name]()
 
 
-def table(config: Any, batch: int, best: int) -> dict[int, int]:
-    """A table in the manner of vLLM: the best γ of this size, and the longest for half and less."""
-    return {1: max(config.static), batch // 2 + 1: best} if batch > 1 else {1: best}
+def table(rows: Sequence[Row], temperature: float, times: str, batch: int) -> dict[int, int]:
+    """The best γ of every smaller batch, by its number of rows, as vLLM's table has it."""
+    return {
+        row["batch"]: row["setting"]
+        for row in rows
+        if row["method"] == STATIC
+        and (row["temperature"], row["times"]) == (temperature, times)
+        and row["batch"] < batch
+    }
 
 
 # --- by the clock --------------------------------------------------------------------------------
@@ -355,6 +367,22 @@ def by_the_clock(rows: Sequence[Row]) -> Section:
         provenance.busy(rows),
         "Tokens per second of the loops alone, medians, methods in turns; batches are decoded one "
         "after the other. replayed: what replay says for the same batches.",
+    )
+
+
+def rounds(on: Study, workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
+    """Some rounds of the batch of eight rows or more that gains most from early_stop."""
+    mine = [row for row in rows if row["method"] == EARLY]
+    shown = max(mine, key=lambda row: (row["batch"] >= 8, row["of_better"]))
+    drawn, measured = (workdir / name for name in (EXAMPLE, "results.jsonl"))
+    if not drawn.exists() or drawn.stat().st_mtime < measured.stat().st_mtime:
+        plots.save(drawn, example.draw(example.record(on, shown), on.config.gamma_max))
+    return Section(
+        "Which drafted tokens are verified",
+        words=f"Consecutive rounds of {shown['batch']} rows in the real loop, early_stop, "
+        f"T = {shown['temperature']:g}, times: {shown['times']}. Above a round stand its verified "
+        "and its drafted tokens.",
+        images=(EXAMPLE,),
     )
 
 

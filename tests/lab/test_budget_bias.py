@@ -206,6 +206,7 @@ def test_the_comparison(tmp_path, pair, monkeypatch, capsys):
     assert "By the clock" in report
     assert "early_stop: " in report
     assert (work / "budgets.png").stat().st_size > 0
+    assert (work / "example.png").stat().st_size > 0
     monkeypatch.setattr(batches, "pass_times", None)
     assert run().status == 0
     assert files.read_rows(work / "results.jsonl") == rows
