@@ -1,10 +1,11 @@
 """Figures on pages are those of the rows that they link.
 
 A figure is marked by a link to rows whose title says which value it is:
-`[3.49](results/parse/results.jsonl "speedup: draft-small, T=0, speedup_decode")`.
+`[3.49](results/parse/results.jsonl.xz "speedup: draft-small, T=0, speedup_decode")`.
 """
 
 import json
+import lzma
 import re
 from pathlib import Path
 
@@ -13,12 +14,13 @@ import pytest
 from command_line import PAGES, ROOT
 from specjax import formulas
 
-MARKED = re.compile(r'\[([^\]]+)\]\(([^)\s]*results/[^)\s]+\.jsonl)\s+"(\w+): ([^"]+)"\)')
+MARKED = re.compile(r'\[([^\]]+)\]\(([^)\s]*results/[^)\s]+\.jsonl\.xz)\s+"(\w+): ([^"]+)"\)')
 MARKS = [(page, *mark) for page in PAGES for mark in MARKED.findall(page.read_text("utf-8"))]
 
 
 def rows_of(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    with lzma.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def value_in(row: dict, field: str):
