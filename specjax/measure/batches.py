@@ -1,12 +1,13 @@
 """Times of a batch's rounds by the positions of the target's call, for verify budgets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from jax import Array
 from jaxtyping import Key
 
 from specjax import budgets, decoding
+from specjax.batching import bucket
 from specjax.budgets import PassTimes
 from specjax.defaults import GAMMA, NEW_TOKENS
 from specjax.drafters.base import Drafter
@@ -56,9 +57,35 @@ def pass_times(
     Raises:
       ValueError: see `generate`.
     """
-    sampling = as_sampling(sampling)
     sizes = tuple(sizes) or default_sizes(batch_size, gamma)
-    method = decoding.build(target, draft, gamma=gamma, sampling=sampling)
+    take = stopwatch(
+        target, draft, texts, gamma=gamma, rounds=(gamma,), sampling=sampling,
+        batch_size=batch_size, sizes=sizes, max_new_tokens=max_new_tokens, key=key,
+    )  # fmt: skip
+    return phases.pass_times([take() for _ in range(repeats)], bucket(batch_size))
+
+
+def stopwatch(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str,
+    texts: Sequence[Text],
+    *,
+    gamma: int,
+    gammas: Sequence[int] = (),
+    rounds: Sequence[int] = (),
+    sampling: Sampling | None = None,
+    batch_size: int,
+    sizes: Sequence[int],
+    max_new_tokens: int,
+    key: Key[Array, ""] | int = 0,
+) -> Callable[[], phases.Sample]:
+    """Compile phases of a batch's rounds; see `phases.stopwatch`, and `pass_times` for the rest.
+
+    Args:
+      gammas: draft lengths whose passes over all positions are timed too.
+      rounds: draft lengths at which whole rounds are timed.
+    """
+    method = decoding.build(target, draft, gamma=gamma, sampling=as_sampling(sampling))
     # A budget that takes all, so that the time of handing out is part of a round.
     method = decoding.with_budget(method, budgets.fixed(batch_size * gamma), sizes)
     ids = decoding.tokenize(target, [text for text in texts if not decoding.is_blank(target, text)])
@@ -69,7 +96,5 @@ def pass_times(
     context, state = timing.start(
         method, target, batch, range(batch_size), max_new_tokens, random, rows=batch_size
     )
-    rows = len(state.done)
-    of_rows = [size for size in sizes if size < rows * (gamma + 1)]
-    take = phases.stopwatch(method, context, state, [gamma], [gamma], sizes=of_rows)
-    return phases.pass_times([take() for _ in range(repeats)], rows)
+    packed = [size for size in sizes if size < len(state.done) * (gamma + 1)]
+    return phases.stopwatch(method, context, state, gammas, rounds, sizes=packed)

@@ -210,3 +210,11 @@ def test_the_comparison(tmp_path, pair, monkeypatch, capsys):
     monkeypatch.setattr(batches, "pass_times", None)
     assert run().status == 0
     assert files.read_rows(work / "results.jsonl") == rows
+    passes = command_line.run(
+        monkeypatch, capsys, "experiments.budgets.passes", f"--config={file}",
+        f"--workdir={tmp_path / 'passes'}",
+    )  # fmt: skip
+    assert passes.status == 0, passes.stderr
+    (one,) = files.read_rows(tmp_path / "passes" / "results.jsonl")
+    assert (one["batch"], one["gamma"], one["positions"]) == (2, 1, 4)
+    assert min(one["whole"], one["packed"], one["step"]) > 0
