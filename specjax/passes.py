@@ -4,7 +4,7 @@ A round would be right without this module: it would call the drafter γ_max tim
 γ_max + 1 positions, whatever the rows need. Here calls that no row needs are left out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -63,7 +63,15 @@ def narrowed(
     """
     full = method.slots
     each = [*sorted({width for width in method.widths if width < full}), full]
-    return _smallest(each, needed, lambda width, s, d: judge(s, d.within(width)), state, drafts)
+    chosen = [
+        ((narrower < needed) & (needed <= width), _within(judge, width))
+        for narrower, width in zip([0, *each[:-1]], each, strict=True)
+    ]
+    return _one_of(chosen, state, drafts)
+
+
+def _within(judge: Callable[[State, Any], Any], width: int) -> Callable[[State, Any], Any]:
+    return lambda state, drafts: judge(state, drafts.within(width))
 
 
 def packed(
@@ -74,7 +82,8 @@ def packed(
 ) -> tuple[T, State]:
     """Run judge(state, drafts, packing) over few positions of all rows: those with a token.
 
-    Slots of the caches whose positions are left out are stale, as after a rejection.
+    Slots of the caches whose positions are left out are stale, as after a rejection. Without drafts
+    one position of each row is run, as in a step of plain decoding.
 
     Args:
       method: `sizes` are the numbers of positions of compiled passes. A pass over all positions of
@@ -87,12 +96,21 @@ def packed(
     def positions(state, drafts):
         return jnp.where(state.done, 0, drafts.length + 1)
 
-    def run(size, state, drafts):
+    def run(size):
         # The lengths depend on the turn of the loop, so the packing does too.
-        first = partial(Packing.first, positions(state, drafts), method.slots)
-        return judge(state, drafts, None if size == whole else first(size))
+        def once(state, drafts):
+            first = partial(Packing.first, positions(state, drafts), method.slots)
+            return judge(state, drafts, None if size == whole else first(size))
 
-    return _smallest(each, jnp.sum(positions(state, drafts)), run, state, drafts)
+        return once
+
+    none, needed = jnp.max(drafts.length) == 0, jnp.sum(positions(state, drafts))
+    chosen = [(none, _within(judge, 1))]
+    chosen += [
+        (~none & (smaller < needed) & (needed <= size), run(size))
+        for smaller, size in zip([0, *each[:-1]], each, strict=True)
+    ]
+    return _one_of(chosen, state, drafts)
 
 
 def sizes_of(method: Any, rows: int) -> list[int]:
@@ -103,36 +121,32 @@ def sizes_of(method: Any, rows: int) -> list[int]:
     return [*sorted({size for size in method.sizes if size < whole}), whole]
 
 
-def _smallest(
-    each: list[int],
-    needed: Int[Array, ""],
-    judge: Callable[[int, State, Any], tuple[T, State]],
+def _one_of(
+    chosen: Sequence[tuple[Array, Callable[[State, Any], tuple[T, State]]]],
     state: State,
     drafts: Any,
 ) -> tuple[T, State]:
-    """Run judge(size, state, drafts) with the smallest of some ascending sizes that is enough."""
-    full = each[-1]
-    if len(each) == 1:
-        return judge(full, state, drafts)
+    """Run the one pass whose condition is true; the last one has the largest results."""
+    if len(chosen) == 1:
+        return chosen[0][1](state, drafts)
 
-    def run(width, turn, carried):
+    def run(judge, turn, carried):
         # `turn` is always 0. Whatever is read depends on it; otherwise XLA hoists the work of every
-        # width out of its loop.
+        # pass out of its loop.
         cache, drafter = carried
         length, rounds = state.length + turn, state.rounds + turn
         now = state.replace(length=length, rounds=rounds, cache=cache, drafter=drafter)
-        found, after = judge(width, now, _plus(turn, drafts))
+        found, after = judge(now, _plus(turn, drafts))
         return (found, after.target_finite), (after.cache, after.drafter)
 
-    # A loop of zero or one turns for each width: `lax.switch` would copy the caches.
+    # A loop of zero or one turns for each pass: `lax.switch` would copy the caches.
     carried = state.cache, state.drafter
-    shapes = jax.eval_shape(partial(run, full, 0), carried)[0]
+    shapes = jax.eval_shape(partial(run, chosen[-1][1], 0), carried)[0]
     carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), carried
-    for narrower, width in zip([0, *each[:-1]], each, strict=True):
-        fits = (narrower < needed) & (needed <= width)
+    for fits, judge in chosen:
 
-        def once(turn, carry, width=width):
-            found, carried = run(width, turn, carry[1])
+        def once(turn, carry, judge=judge):
+            found, carried = run(judge, turn, carry[1])
             return jax.tree.map(_padded, found, shapes), carried
 
         carry = jax.lax.fori_loop(0, fits.astype(jnp.int32), once, carry)

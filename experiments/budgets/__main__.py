@@ -226,9 +226,9 @@ def make(config: Any, times: PassTimes, batch: int, name: str, chosen: Mapping[s
         counts = jnp.arange(1, config.gamma_max + 2, dtype=jnp.int32) * batch
         costs = Costs.measured(
             draft=times.draft,
-            verify=times.exact(counts, 0) - times.rest,
+            verify=times.exact(counts, 1) - times.draft - times.rest,
             rest=times.rest,
-            token=times.exact(jnp.int32(batch), 0),
+            token=times.token,
         )
         return policies.together(costs), budgets.static(config.gamma_max)
     made = {

@@ -25,7 +25,7 @@ class PassTimes:
     smooth: Float[Array, " M"]  # the largest convex function below them
     draft: Float[Array, ""]  # of one call of the drafter
     rest: Float[Array, ""]  # of all else in a round
-    token: Float[Array, ""]  # of a step of plain decoding
+    token: Float[Array, ""]  # of a step of plain decoding, and of a round without a draft
 
     def __init__(
         self,
@@ -82,15 +82,19 @@ class PassTimes:
         Args:
           depth: calls of the drafter.
         """
-        at, times = self.positions.astype(jnp.float32), self.smooth
-        drafting = jnp.asarray(depth, jnp.float32) * self.draft
-        return drafting + self.rest + jnp.interp(positions.astype(jnp.float32), at, times)
+        at = self.positions.astype(jnp.float32)
+        passes = jnp.interp(positions.astype(jnp.float32), at, self.smooth)
+        return self._round(passes, depth)
 
     def exact(self, positions: Int[Array, "..."], depth: int | Array) -> Float[Array, "..."]:
         """Time of a round whose call has the smallest size that holds these positions."""
         at = jnp.searchsorted(self.positions, positions)
         passes = self.passes[jnp.minimum(at, len(self.passes) - 1)]
-        return jnp.asarray(depth, jnp.float32) * self.draft + self.rest + passes
+        return self._round(passes, depth)
+
+    def _round(self, passes: Float[Array, "..."], depth: int | Array) -> Float[Array, "..."]:
+        drafting = jnp.asarray(depth, jnp.float32) * self.draft
+        return jnp.where(jnp.asarray(depth) == 0, self.token, drafting + self.rest + passes)
 
 
 def convex(sizes: Sequence[int], times: Sequence[float]) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 
 import test_loops
 from reference import sequence_distribution, total_variation
-from specjax import budgets, generate, loop, speculative
+from specjax import budgets, generate, loop, passes, speculative
 from specjax.budgets import base, times
 from specjax.budgets.early_stop import PAUSE
 from specjax.drafters.base import ModelDrafter
@@ -20,6 +20,7 @@ from specjax.models.packing import Packing, pack, unpack
 from specjax.policies import constant, heuristic
 from specjax.policies.base import Observation
 from specjax.pytrees import pytree
+from specjax.rounds import Drafts
 from specjax.rules import Block, Token
 from specjax.sampling import Sampling
 from specjax.testing.enumeration import joint_distribution
@@ -218,6 +219,7 @@ def test_early_stop_by_hand():
     (2.9 + .8)/1.6 > 2.23, (3.7 + .7)/1.9 > 2.31, and (4.4 + .1)/2.2 < 2.31."""
     budget = budgets.early_stop(budgets.PassTimes([2, 12], [1.0, 4.0]))
     state = budget.init(jax.random.split(jax.random.key(0), 2), 3)
+    state = state._replace(depth=jnp.full_like(state.depth, 3))
     chance = [[0.9, 0.8, 0.1], [0.7, 0.05, 0.01]]
     assert handed(budget, chance, [3, 3], [True] * 2, state=state) == [2, 1]
     # Positions up to a compiled size cost nothing: of eight, two are the rows' own.
@@ -231,6 +233,10 @@ def test_costs_that_rise_in_steps_are_smoothed():
     table = budgets.PassTimes([2, 3, 6, 8], [1.0, 2.0, 2.0, 4.0], draft=0.5, rest=0.25)
     assert float(table.smoothed(jnp.int32(3), 2)) == pytest.approx(2.5)
     assert float(table.exact(jnp.int32(4), 2)) == pytest.approx(3.25)
+    # A round without a draft is a step of plain decoding.
+    plain = budgets.PassTimes([2, 3], [1.0, 2.0], rest=0.25, token=1.1)
+    assert float(plain.exact(jnp.int32(2), 0)) == float(plain.smoothed(jnp.int32(2), 0))
+    assert float(plain.exact(jnp.int32(2), 0)) == pytest.approx(1.1)
 
 
 def test_a_draft_that_never_pays_is_left_out_and_tried_again():
@@ -287,6 +293,19 @@ def test_a_packed_pass_gives_the_tokens_of_a_whole_one(pair, greedy):
         assert [row.tokens for row in few.rows] == [row.tokens for row in today.rows]
     assert sum(row.drafted for row in few.rows) < sum(row.drafted for row in today.rows)
     assert sum(row.levels for row in few.rows) > sum(row.drafted for row in few.rows)
+
+
+@pytest.mark.parametrize(("lengths", "width"), [([0, 0], 1), ([0, 1], 3), ([2, 2], 3)])
+def test_a_round_without_a_draft_runs_one_position_of_each_row(lengths, width):
+    method = method_of(budgets.static(2))
+    keys = jax.random.split(jax.random.key(0), 2)
+    _, state = speculative.start(method, INPUTS, keys, jnp.int32([4, 4]), 12)
+    drafts = Drafts.empty(2, 2, jnp.zeros((2, 2)))._replace(length=jnp.int32(lengths))
+
+    def judge(state, drafts, packing=None):
+        return jnp.int32([drafts.tokens.shape[1] + 1]), state
+
+    assert passes.packed(method, judge, state, drafts)[0].tolist() == [width]
 
 
 @pytest.mark.parametrize("sizes", [(), (3, 6)])
