@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import Array
 from jaxtyping import Bool, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -71,12 +72,12 @@ def record(on: Study, row: dict[str, Any]) -> list[Seen]:
 
 
 @jax.jit
-def one_round(method: Any, contexts: Any, state: Any) -> tuple[Any, Seen]:
-    """A round as `speculative.step` runs it, and what is seen of it."""
+def one_round(method: Any, contexts: Any, state: Any) -> tuple[Any, tuple[Array, ...]]:
+    """A round as `speculative.step` runs it, and the fields of `Seen`."""
     live = ~state.done
     after, round_ = speculative.step(method, contexts, state, dice_for(method))
     drafts = round_.drafts
-    return after, Seen(live, drafts.drawn, drafts.length, round_.accepted)
+    return after, (live, drafts.drawn, drafts.length, round_.accepted)
 
 
 def draw(seen: list[Seen], gamma: int) -> Figure:

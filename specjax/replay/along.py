@@ -109,7 +109,7 @@ class Along:
 
     @property
     def confidence(self) -> Float[Array, "N G"]:
-        """Of the drafted tokens, see `Round`."""
+        """The belief in each drafted token, see `Round`."""
         return self.over_slots(self.recorded.confidence, self.recorded.own_confidence)
 
     def over_slots(self, field: Array, own: Array | None = None) -> Array:

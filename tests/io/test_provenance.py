@@ -1,6 +1,7 @@
 """Rows of results: what each carries, whoever writes it, and what a report says of them."""
 
 import json
+import lzma
 import re
 import shlex
 import sys
@@ -248,7 +249,8 @@ def test_a_dash_is_explained_below_its_table():
 @pytest.mark.parametrize("name", ["parse", "prose"])
 def test_the_committed_reports_say_it(name):
     directory = ROOT / "docs" / "results" / name
-    rows = [json.loads(line) for line in (directory / "results.jsonl").read_text().splitlines()]
+    with lzma.open(directory / "results.jsonl.xz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
     text = (directory / "report.md").read_text()
     if mixed := provenance.warning(rows):
         assert text.splitlines()[2] == f"> {mixed}"

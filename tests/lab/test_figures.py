@@ -85,7 +85,7 @@ def test_what_misconceptions_computes():
     """Its table over γ and what the wrong formulas give, from the rows that it names."""
     page = (ROOT / "docs" / "misconceptions.md").read_text("utf-8")
     results = ROOT / "docs" / "results"
-    prose = rows_of(results / "prose" / "results.jsonl")
+    prose = rows_of(results / "prose" / "results.jsonl.xz")
     alpha, c, v = (
         measured(prose, "speedup", f"draft, T=1, {name}") for name in ("alpha", "c", "v")
     )
@@ -102,7 +102,7 @@ def test_what_misconceptions_computes():
     for name, values in expected.items():
         assert line(name) == [f"{value:.2f}" for value in values]
     assert line("1 + α tokens a call")[0] == f"{1 + alpha:.2f}"
-    parse = rows_of(results / "parse" / "results.jsonl")
+    parse = rows_of(results / "parse" / "results.jsonl.xz")
     alpha, gamma, c = (
         measured(parse, "speedup", f"draft-tiny, T=1, {name}") for name in ("alpha", "gamma", "c")
     )
