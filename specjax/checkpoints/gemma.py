@@ -43,7 +43,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 PAD, WINDOW, QUERY_SCALAR, PATTERN = 0, 4096, 256, 6
 SCORES, LOGITS = "attn_logit_softcapping", "final_logit_softcapping"
-CAPS = {"gemma2": {SCORES: 50.0, LOGITS: 30.0}, "gemma3_text": {SCORES: None, LOGITS: None}}
+CAPS: dict[str, dict[str, Any]] = {
+    "gemma2": {SCORES: 50.0, LOGITS: 30.0},
+    "gemma3_text": {SCORES: None, LOGITS: None},
+}
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0  # of a Gemma 3
 # The only value of each field that is implemented; an absent field has it too.
 BUILT: dict[str, Any] = {
@@ -82,11 +85,10 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Ll
     types = raw.get("layer_types") or [
         WINDOWED if (i + 1) % pattern else FULL for i in range(layers)
     ]
-    scalar, window = (
-        raw.get("query_pre_attn_scalar", QUERY_SCALAR),
-        raw.get("sliding_window", WINDOW),
-    )
-    check_sizes({"query_pre_attn_scalar": scalar}, other=())
+    known["query_pre_attn_scalar"] = raw.get("query_pre_attn_scalar", QUERY_SCALAR)
+    known |= {key: _cap(raw, key, default) for key, default in CAPS[kind].items()}
+    check_sizes(known, other=("rms_norm_eps", *CAPS[kind]))
+    window = raw.get("sliding_window", WINDOW)
     if window is not None:
         check_sizes({"sliding_window": window}, other=())
     window, full_layers = llama.windows_of(types, window, layers)
@@ -102,8 +104,6 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Ll
         full_layers=full_layers,
         attention_bias=bool(raw.get("attention_bias")),
         tie_word_embeddings=llama.HEAD not in tensors and _tied(raw),
-        query_pre_attn_scalar=scalar,
-        **{key: _cap(raw, key, default) for key, default in CAPS[kind].items()},
     )
 
 

@@ -111,12 +111,12 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Ll
     config_class = CONFIGS[raw["model_type"]]
     known = sizes(raw, DEFAULTS[raw["model_type"]])
     window, full_layers = _windows(raw, known["num_hidden_layers"])
+    known |= {key: bool(raw.get(key)) for key in BIASES if key in config_class.options}
     return config_class(
         **known,
         rope=rope_of(raw, known["max_position_embeddings"]),
         sliding_window=window,
         full_layers=full_layers,
-        **{key: bool(raw.get(key)) for key in BIASES if key in config_class.options},
         tie_word_embeddings=HEAD not in tensors and bool(raw.get("tie_word_embeddings")),
     )
 

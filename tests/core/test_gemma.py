@@ -11,6 +11,7 @@ import gemma_variants
 import specjax
 from model_calls import begin, call, uncached
 from specjax.checkpoints import load
+from specjax.drafters import eagle
 from specjax.drafters.exits import early_exit
 from tiny_models import slow
 
@@ -101,11 +102,16 @@ def test_the_factor_of_embeddings_has_the_dtype_of_the_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "narrow"),
-    [("gemma2", True), ("gemma3", False), slow(("gemma2", False)), slow(("gemma3", True))],
+    ("name", "narrow", "some"),
+    [
+        ("gemma2", True, slice(2)),
+        ("gemma3", False, slice(2, 4)),
+        slow(("gemma2", False, slice(5))),
+        slow(("gemma3", True, slice(5))),
+    ],
 )
-def test_outputs_of_every_method_are_those_of_plain_decoding(name, narrow, tmp_path):
-    """Greedy: a near draft, a part of the target's layers, a tree, and fewer rows than texts."""
+def test_outputs_of_every_method_are_those_of_plain_decoding(name, narrow, some, tmp_path):
+    """Greedy: fewer rows than texts, a part of the target's layers, a near draft, a tree, EAGLE."""
     options = {"weights": "int8", "cache": "int8"} if narrow else {}
     target = load(gemma_variants.write(tmp_path, VARIANTS[name]), **options)
     rng = np.random.default_rng(0)
@@ -119,12 +125,14 @@ def test_outputs_of_every_method_are_those_of_plain_decoding(name, narrow, tmp_p
     prompts = [text[: 2 + i % 7].tolist() for i, text in enumerate([*gemma_variants.texts()] * 4)]
     plain = specjax.generate(target, None, prompts, max_new_tokens=20, temperature=0)
     assert len(set(map(tuple, plain.tokens))) > 3
-    for draft, more in (
-        (near, {"gamma": 3}),
-        (early_exit(target, 2), {"gamma": 2}),
-        (near, {"tree": "fixed(2, 1, 1)"}),
+    methods = [
         (near, {"gamma": 3, "batch_size": 5}),
-    ):
+        (early_exit(target, 2), {"gamma": 2}),
+        (near, {"gamma": 3}),
+        (near, {"tree": "fixed(2, 1, 1)"}),
+        (eagle.fresh(target, version=3, heads=4), {"gamma": 2}),
+    ]
+    for draft, more in methods[some]:
         found = specjax.generate(target, draft, prompts, max_new_tokens=20, temperature=0, **more)
         assert found.tokens == plain.tokens, more
 
