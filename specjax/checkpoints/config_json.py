@@ -75,9 +75,27 @@ FIELDS: dict[str, str] = {
         "an integer ≥ 0, or -1 for none",
     ),
     "max_window_layers": "an integer ≥ 0",
-    **dict.fromkeys(("num_beams", "n_positions", "num_decoder_layers"), "an integer ≥ 1"),
+    **dict.fromkeys(
+        (
+            "num_beams",
+            "n_positions",
+            "num_decoder_layers",
+            "sliding_window_pattern",
+            "query_pre_attn_scalar",
+        ),
+        "an integer ≥ 1",
+    ),
     "eos_token_id": "an id or a list of ids",
-    **dict.fromkeys(("layer_norm_epsilon", "rms_norm_eps"), "a finite number ≥ 0"),
+    **dict.fromkeys(
+        (
+            "layer_norm_epsilon",
+            "rms_norm_eps",
+            "rope_local_base_freq",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+        ),
+        "a finite number ≥ 0",
+    ),
     **dict.fromkeys(
         (
             "tie_word_embeddings",
@@ -85,13 +103,32 @@ FIELDS: dict[str, str] = {
             "attention_bias",
             "mlp_bias",
             "use_sliding_window",
+            "use_bidirectional_attention",
         ),
         "true or false",
     ),
-    **dict.fromkeys(("feed_forward_proj", "activation_function", "hidden_act"), "a string"),
+    **dict.fromkeys(
+        ("feed_forward_proj", "activation_function", "hidden_act", "hidden_activation"), "a string"
+    ),
     "layer_types": "a list of strings",
     "task_specific_params": "an object of objects",
+    "text_config": "an object",
 }
+
+
+def text_model(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the fields of a gemma3, which reads images too, by those of its text model.
+
+    Ids that both name are the outer ones. The fields of other models stay as they are.
+    """
+    if raw.get("model_type") != "gemma3":
+        return dict(raw)
+    inner = {
+        key: value for key, value in (raw.get("text_config") or {}).items() if value is not None
+    }
+    check_fields(inner)
+    ids = {key: raw[key] for key in IDS if raw.get(key) is not None}
+    return {**raw, **inner, **ids, "model_type": "gemma3_text"}
 
 
 def check_sizes(fields: Mapping[str, Any], *, other: Collection[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from specjax.checkpoints import gpt, llama, t5
+from specjax.checkpoints import gemma, gpt, llama, t5
 from specjax.checkpoints.tensors import Tensor
 
 DRAFTER = "specjax_drafter"  # the field of config.json that names a drafter's kind
@@ -59,6 +59,19 @@ FAMILIES = {
             (),
         )
         for kind, config_class in llama.CONFIGS.items()
+    },
+    **{
+        kind: Family(
+            config_class,
+            llama.build,
+            gemma.select_tensors,
+            gemma.config_from_hub,
+            gemma.config_to_hub,
+            llama.tensor_names,
+            gemma.DEFAULTS[kind],
+            (),
+        )
+        for kind, config_class in gemma.CONFIGS.items()
     },
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.checkpoints import gguf_files, gguf_models, t5x_files, weights
-from specjax.checkpoints.config_json import check_fields
+from specjax.checkpoints.config_json import check_fields, text_model
 from specjax.checkpoints.gguf_files import is_gguf
 from specjax.checkpoints.safetensors_files import read_metadata
 from specjax.checkpoints.tensors import Tensor, read_json
@@ -116,7 +116,9 @@ def read_configs(
             for task, settings in (found[-1].get("task_specific_params") or {}).items():
                 with naming(f"task_specific_params, {task!r}"):
                     check_fields(settings)
-    return found[0], found[1] if len(found) > 1 else {}, None
+    with naming(config):
+        raw = text_model(found[0])
+    return raw, found[1] if len(found) > 1 else {}, None
 
 
 @contextlib.contextmanager

@@ -109,7 +109,24 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Ll
     """
     check_built(raw, BUILT)
     config_class = CONFIGS[raw["model_type"]]
-    defaults = DEFAULTS[raw["model_type"]]
+    known = sizes(raw, DEFAULTS[raw["model_type"]])
+    window, full_layers = _windows(raw, known["num_hidden_layers"])
+    known |= {key: bool(raw.get(key)) for key in BIASES if key in config_class.options}
+    return config_class(
+        **known,
+        rope=rope_of(raw, known["max_position_embeddings"]),
+        sliding_window=window,
+        full_layers=full_layers,
+        tie_word_embeddings=HEAD not in tensors and bool(raw.get("tie_word_embeddings")),
+    )
+
+
+def sizes(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config that `defaults` names, EOS ids aside, and `pad_token_id`.
+
+    Raises:
+      ValueError: a size is not a positive integer, or there is no first token.
+    """
     known = {key: raw.get(key, value) for key, value in defaults.items()}
     eos = known.pop("eos_token_id")
     if known["rms_norm_eps"] is None:
@@ -126,18 +143,11 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Ll
     known["pad_token_id"] = known["bos_token_id"] if pad is None else pad
     own = [key for key in ("num_key_value_heads", "head_dim") if known[key] is None]
     check_sizes(known, other=["rms_norm_eps", *own])
-    window, full_layers = _windows(raw, known["num_hidden_layers"])
-    return config_class(
-        **{**known, **dict.fromkeys(own, 0)},
-        rope=_rope(raw, known["max_position_embeddings"]),
-        sliding_window=window,
-        full_layers=full_layers,
-        **{key: bool(raw.get(key)) for key in BIASES if key in config_class.options},
-        tie_word_embeddings=HEAD not in tensors and bool(raw.get("tie_word_embeddings")),
-    )
+    return {**known, **dict.fromkeys(own, 0)}
 
 
-def _rope(raw: Mapping[str, Any], longest: int) -> Rope:
+def rope_of(raw: Mapping[str, Any], longest: int) -> Rope:
+    """Read the rotation from config.json, of texts of at most `longest` tokens."""
     field = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     given = raw.get(field) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
@@ -211,14 +221,19 @@ def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]
     given = raw.get("max_window_layers")
     first = layers if window is None else FIRST_WINDOWED if given is None else given
     types = raw.get("layer_types") or [FULL if i < first else WINDOWED for i in range(layers)]
+    return windows_of(types, window, layers)
+
+
+def windows_of(types: list[str], window: int | None, layers: int) -> tuple[int, tuple[int, ...]]:
+    """Find the window (0: none) and the layers that do without it, by the type of each layer."""
     if len(types) != layers or not {FULL, WINDOWED}.issuperset(types):
         raise ValueError(
             f"layer_types={types!r} should be {FULL!r} or {WINDOWED!r} for each of {layers} layers."
         )
     if window is None and WINDOWED in types:
         raise ValueError(
-            f"layer_types has {WINDOWED!r}, but there is no window; set "
-            f"use_sliding_window and sliding_window, or make all of them {FULL!r}."
+            f"layer_types has {WINDOWED!r}, but there is no window; set sliding_window (and "
+            f"use_sliding_window, if it is a Qwen), or make all of them {FULL!r}."
         )
     full = tuple(i for i, kind in enumerate(types) if kind == FULL)
     return (window, full) if window and len(full) < layers else (0, ())
@@ -226,7 +241,24 @@ def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]
 
 def config_to_hub(config: LlamaConfig) -> dict[str, Any]:
     """The architecture's fields of config.json, for transformers before and since version 5."""
-    rope = config.rope
+    return {
+        "architectures": [ARCHITECTURES[config.model_type]],
+        **{
+            key: getattr(config, key)
+            for key in DEFAULTS[config.model_type]
+            if key != "eos_token_id"
+        },
+        **{key: getattr(config, key) for key in BIASES if key in config.options},
+        **_windows_to_hub(config),
+        **rope_to_hub(config.rope),
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+    }
+
+
+def rope_to_hub(rope: Rope) -> dict[str, Any]:
+    """The fields of config.json that describe a rotation, in both forms."""
     scaling: dict[str, Any] = {"rope_type": rope.kind}
     if rope.kind != "default":
         scaling["factor"] = rope.factor
@@ -238,20 +270,9 @@ def config_to_hub(config: LlamaConfig) -> dict[str, Any]:
         scaling |= {"beta_slow": rope.slow, "beta_fast": rope.fast}
         scaling |= {"attention_factor": rope.attention_factor, "truncate": rope.truncate}
     return {
-        "architectures": [ARCHITECTURES[config.model_type]],
-        **{
-            key: getattr(config, key)
-            for key in DEFAULTS[config.model_type]
-            if key != "eos_token_id"
-        },
-        **{key: getattr(config, key) for key in BIASES if key in config.options},
-        **_windows_to_hub(config),
         "rope_parameters": {**scaling, "rope_theta": rope.theta},
         "rope_theta": rope.theta,
         "rope_scaling": None if rope.kind == "default" else scaling,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "hidden_act": "silu",
-        "attention_dropout": 0.0,
     }
 
 
@@ -289,6 +310,12 @@ def tensor_names(config: LlamaConfig) -> dict[tuple, dict[str, int]]:
             ("attention_norm",): f"{place}.input_layernorm",
             ("feed_forward_norm",): f"{place}.post_attention_layernorm",
         }
+        if config.gemma:  # what a Llama calls post_attention_layernorm comes before feed-forward
+            scales |= {
+                ("attention_end",): f"{place}.post_attention_layernorm",
+                ("feed_forward_norm",): f"{place}.pre_feedforward_layernorm",
+                ("feed_forward_end",): f"{place}.post_feedforward_layernorm",
+            }
         if config.qk_norm:
             scales["attention", "query_norm"] = f"{attention}.q_norm"
             scales["attention", "key_norm"] = f"{attention}.k_norm"

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from specjax import devices
 from specjax.checkpoints import finding, parameters, tokenizers, unfollowed
-from specjax.checkpoints.config_json import check_fields, check_layers, merge_ids
+from specjax.checkpoints.config_json import check_fields, check_layers, merge_ids, text_model
 from specjax.checkpoints.families import FAMILIES, family_of
 from specjax.checkpoints.gguf_files import is_gguf
 from specjax.checkpoints.tensors import Tensor, float_dtype
@@ -243,8 +243,8 @@ def described(
     Raises: as `outline`.
     """
     if isinstance(description, Mapping):
-        raw, place = dict(description), Path("config.json")
-        check_fields(raw)
+        check_fields(description)
+        raw, place = text_model(description), Path("config.json")
     else:
         place = finding.locate_config(description)
         raw = finding.read_configs(place if is_gguf(place) else place.parent)[0]

@@ -536,7 +536,8 @@ def fresh(
     network = _network(config, target, seed, jnp.float32)
     if version == 3:
         # Copies, because training donates its initial parameters.
-        network.norm.scale.set_value(jnp.array(module.final_norm.scale[...], jnp.float32))
+        scale = jnp.array(module.final_norm.scale[...], jnp.float32)
+        network.norm.scale.set_value(scale + getattr(module.final_norm, "offset", 0.0))
         network.head.weight.set_value(jnp.array(_head_rows(module)[ids], jnp.float32))
     first = devices.input_first(devices.device_of(target.model).platform)
     return _of(target, arrange(network, input_first=first), ids if version == 3 else None)

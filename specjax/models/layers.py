@@ -6,6 +6,7 @@ V vocabulary, L layers, H heads, D head size, E model width, F feed-forward widt
 Weights are (out, in), as in Hugging Face checkpoints, unless `arrange` has turned them.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -207,17 +208,21 @@ def narrow_weights(module: M, dtype: Any) -> M:
 
 
 class RMSNorm(nnx.Module):
-    """RMSNorm: x / rms(x) · scale over the last axis, computed in float32; no bias."""
+    """RMSNorm: x / rms(x) · (offset + scale) over the last axis, computed in float32; no bias."""
 
-    def __init__(self, width: int, epsilon: float, *, dtype=jnp.float32):
-        self.scale = nnx.Param(jnp.ones((width,), dtype))
-        self.epsilon = epsilon
+    def __init__(self, width: int, epsilon: float, *, offset: float = 0.0, dtype=jnp.float32):
+        """Build the layer; `offset`: 1 in a Gemma, which stores scales as differences from 1."""
+        self.scale = nnx.Param(jnp.full((width,), 1.0 - offset, dtype))
+        self.epsilon, self.offset = epsilon, offset
 
     def __call__(self, x: Array) -> Array:
         """Map (..., E) to (..., E), in the dtype of x."""
         wide = x.astype(np.promote_types(x.dtype, jnp.float32))
         inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
-        return (wide * inverse).astype(x.dtype) * _as_last_axis(self.scale, x)
+        scale = _as_last_axis(self.scale, x)
+        if self.offset:  # Gemma rounds after this product, and other families before it
+            return (wide * inverse * (self.offset + scale.astype(wide.dtype))).astype(x.dtype)
+        return (wide * inverse).astype(x.dtype) * scale
 
 
 class LayerNorm(nnx.Module):
@@ -243,38 +248,44 @@ def _as_last_axis(vector: nnx.Param, like: Array) -> Array:
     return jnp.expand_dims(vector[...], tuple(range(like.ndim - 1)))
 
 
-def attend(queries: Array, kv: KV, bias: Array) -> Array:
+def capped(x: Array, cap: float) -> Array:
+    """Bend numbers smoothly into (−cap, cap): cap · tanh(x / cap). A cap of 0 changes nothing."""
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+def attend(queries: Array, kv: KV, bias: Array, cap: float = 0.0) -> Array:
     """Softmax attention over T keys and values.
 
     Args:
       queries: (B, H, K, D), already scaled where the family scales them (T5 does not).
       bias: broadcastable to (B, H, K, T), float32; `MASKED` where a query must not look.
+      cap: of the scores, before the bias is added; see `capped`.
 
     Returns:
       (B, K, H·D) in the dtype of the values, or of the queries if those are in int8; the
       softmax is taken in at least float32.
     """
-    return _attend(queries, kv.kept_narrow(queries), bias)
+    return _attend(queries, kv.kept_narrow(queries), bias, cap)
 
 
-def _attend(queries: Array, kv: KV, bias: Array) -> Array:
+def _attend(queries: Array, kv: KV, bias: Array, cap: float) -> Array:
     """Softmax attention to keys and values that change in each call; see `attend`."""
-    scores = _scores(queries, kv, bias)
+    scores = _scores(queries, kv, bias, cap)
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))  # cancels, and so do its gradients
     weights = jnp.exp(scores - top)
     mixed = _mix(weights, kv, queries.dtype) / weights.sum(-1, keepdims=True)
     return _join_heads(mixed.astype(kv.values.dtype if kv.key_scale is None else queries.dtype))
 
 
-def _scores(queries: Array, kv: KV, bias: Array) -> Array:
-    """Scores (B, H, K, D) · (B, H, D, T) + bias: (B, H, K, T), in at least float32."""
+def _scores(queries: Array, kv: KV, bias: Array, cap: float) -> Array:
+    """Scores (B, H, K, D) · (B, H, D, T), capped, + bias: (B, H, K, T), in at least float32."""
     wide, keys = np.promote_types(queries.dtype, jnp.float32), kv.keys
     if kv.key_scale is not None:
         keys = keys.astype(queries.dtype)
     products = jnp.einsum("bhkd,bhdt->bhkt", queries, keys, preferred_element_type=wide)
     if kv.key_scale is not None:
         products = products * kv.key_scale[:, :, None, :].astype(wide)
-    return products + bias.astype(wide)
+    return capped(products, cap) + bias.astype(wide)
 
 
 def _mix(weights: Array, kv: KV, dtype: Any) -> Array:
@@ -342,7 +353,7 @@ BLOCK = 128  # slots that attention reads at once on a CPU
 
 
 def attend_and_write(
-    queries: Array, new: KV, cache: KV | None, bias: CausalBias, start: Array
+    queries: Array, new: KV, cache: KV | None, bias: CausalBias, start: Array, cap: float = 0.0
 ) -> tuple[Array, KV]:
     """Causal attention over a cache and the call's own K tokens, which are written to it.
 
@@ -355,31 +366,33 @@ def attend_and_write(
       cache: of T slots. None: the K tokens are the whole text. In int8, own keys and values are
         rounded before they are read: results do not depend on the call in which a token came.
       start: (B,) int32, the position of each row's first query.
+      cap: of the scores; see `capped`.
 
     Returns:
       (B, K, H·D), and the cache with the new slots; without a cache, `new`.
     """
     if cache is None:
-        return attend(queries, new, bias.within), new
+        return attend(queries, new, bias.within, cap), new
     if cache.key_scale is not None:
         new = new.quantised()
     operands = queries, new, cache, bias, start
-    return devices.by_platform(*operands, cpu=read_and_write, accelerator=write_and_read)
+    cpu, accelerator = (functools.partial(f, cap=cap) for f in (read_and_write, write_and_read))
+    return devices.by_platform(*operands, cpu=cpu, accelerator=accelerator)
 
 
 def read_and_write(
-    queries: Array, new: KV, cache: KV, bias: CausalBias, start: Array
+    queries: Array, new: KV, cache: KV, bias: CausalBias, start: Array, cap: float = 0.0
 ) -> tuple[Array, KV]:
     """Attend to own tokens, then to old slots `by_blocks`, and write the cache afterwards.
 
     XLA's CPU backend writes in place only after the reads.
     """
     # A query sees itself, so the first maximum is finite, and what is MASKED weighs exactly 0.
-    scores = _scores(queries, new, bias.within)
+    scores = _scores(queries, new, bias.within, cap)
     top = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - top)
     own = Mean(_mix(weights, new, queries.dtype), weights.sum(-1, keepdims=True), top)
-    mixed, total, _ = by_blocks(own, queries, cache, bias, start)
+    mixed, total, _ = by_blocks(own, queries, cache, bias, start, cap)
     # Always false, but XLA cannot prove it, so the write must follow both reads and needs no copy.
     # (`optimization_barrier` is removed too early. Per head: one flag would need a collective.)
     never = jnp.any((total < 0) & (mixed > 0), axis=3)  # (B, H, K)
@@ -390,11 +403,11 @@ def read_and_write(
 
 
 def write_and_read(
-    queries: Array, new: KV, cache: KV, bias: CausalBias, start: Array
+    queries: Array, new: KV, cache: KV, bias: CausalBias, start: Array, cap: float = 0.0
 ) -> tuple[Array, KV]:
     """Write the cache, then attend to all slots of the buffer; those that are empty are MASKED."""
     cache = write(cache, new, start)
-    return _attend(queries, cache, by_slot(bias, start)), cache
+    return _attend(queries, cache, by_slot(bias, start), cap), cache
 
 
 def by_slot(bias: CausalBias, start: Array) -> Array:
@@ -413,16 +426,18 @@ class Mean(NamedTuple):
     total: Array  # (B, H, K, 1): Σ exp(score − top)
     top: Array  # (B, H, K, 1): the largest score
 
-    def join(self, queries: Array, kv: KV, bias: Array) -> "Mean":
+    def join(self, queries: Array, kv: KV, bias: Array, cap: float) -> "Mean":
         """Add T more slots to the average; arguments as in `attend`."""
-        scores = _scores(queries, kv, bias)
+        scores = _scores(queries, kv, bias, cap)
         top = jnp.maximum(self.top, scores.max(-1, keepdims=True))
         weights, shrink = jnp.exp(scores - top), jnp.exp(self.top - top)
         total = self.total * shrink + weights.sum(-1, keepdims=True)
         return Mean(self.mixed * shrink + _mix(weights, kv, queries.dtype), total, top)
 
 
-def by_blocks(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Array) -> Mean:
+def by_blocks(
+    own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Array, cap: float = 0.0
+) -> Mean:
     """Add old slots block by block, from the first that a query sees to the last that is filled.
 
     The cost of attention so follows the generated length, and not the buffer.
@@ -435,7 +450,7 @@ def by_blocks(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Arr
         kv = cache.part(at, size)
         seen = at + jnp.arange(size) < i * size
         before = jax.lax.dynamic_slice_in_dim(bias.before, at, size, 3)
-        return mean.join(queries, kv, jnp.where(seen[None, None, None, :], MASKED, before))
+        return mean.join(queries, kv, jnp.where(seen[None, None, None, :], MASKED, before), cap)
 
     blocks = jax.lax.div(jnp.max(start) + (size - 1), jnp.int32(size))
     first = jax.lax.div(jnp.asarray(bias.first, jnp.int32), jnp.int32(size))

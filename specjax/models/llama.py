@@ -1,14 +1,15 @@
-"""The Llama layout (Touvron et al. 2023): Llama, Mistral, and the dense Qwen 2 and Qwen 3.
+"""The Llama layout (Touvron et al. 2023): Llama, Mistral, dense Qwen 2 and 3, Gemma 2 and 3.
 
 A decoder alone: RMSNorm before each sublayer, positions as rotations of queries and keys, groups of
 query heads that share a head of keys and values, and a gated feed-forward layer. The families
-differ in biases, norms and windows, as their configs say.
+differ in biases, norms and windows, as their configs say. A Gemma (Gemma Team 2024, 2408.00118, and
+2025, 2503.19786) also has a norm after each sublayer, GELU, and embeddings scaled by √E.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from specjax.models.layers import (
     Linear,
     RMSNorm,
     attend_and_write,
+    capped,
     causal_bias,
     chain,
     split_heads,
@@ -34,6 +36,16 @@ from specjax.types import Layout
 
 INITIAL_STD = 0.02
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+OPTIONS = (  # fields that some model types alone can have
+    "attention_bias",
+    "mlp_bias",
+    "sliding_window",
+    "full_layers",
+    "query_pre_attn_scalar",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "local_rope",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +125,16 @@ class LlamaConfig(DecoderOnly):
     tie_word_embeddings: bool = False
     bos_token_id: int = 1
     pad_token_id: int = 1
+    query_pre_attn_scalar: int = 0  # queries are divided by its root; 0: head_dim
+    attn_logit_softcapping: float = 0.0  # the cap of attention's scores; 0: none
+    final_logit_softcapping: float = 0.0  # the cap of logits; 0: none
+    local_rope: Rope | None = None  # of layers with a window; None: `rope`
 
     model_type: ClassVar[str] = "llama"
     options: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
     qkv_bias: ClassVar[bool] = False  # of queries, keys and values, whatever `attention_bias` says
     qk_norm: ClassVar[bool] = False  # of each head's queries and keys
+    gemma: ClassVar[bool] = False  # norms after sublayers, GELU, scaled embeddings
 
     def __post_init__(self):
         heads = self.num_attention_heads
@@ -127,7 +144,7 @@ class LlamaConfig(DecoderOnly):
             ("full_layers", tuple(self.full_layers)),
         ):
             object.__setattr__(self, name, value)
-        for name in ("attention_bias", "mlp_bias", "sliding_window", "full_layers"):
+        for name in OPTIONS:
             if getattr(self, name) and name not in self.options:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is nothing that a model of type "
@@ -156,6 +173,11 @@ class LlamaConfig(DecoderOnly):
         """The longest text, prompt and output together."""
         return self.max_position_embeddings
 
+    @property
+    def query_scale(self) -> float:
+        """The factor of queries."""
+        return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
+
 
 class MistralConfig(LlamaConfig):
     """The config of a Mistral, which may have a sliding window in all layers."""
@@ -180,6 +202,27 @@ class Qwen3Config(LlamaConfig):
     qk_norm: ClassVar[bool] = True
 
 
+class Gemma2Config(LlamaConfig):
+    """The config of a Gemma 2: caps of scores and logits; windows in some layers."""
+
+    model_type: ClassVar[str] = "gemma2"
+    options: ClassVar[tuple[str, ...]] = tuple(
+        name for name in OPTIONS if name not in ("mlp_bias", "local_rope")
+    )
+    gemma: ClassVar[bool] = True
+
+
+class Gemma3Config(LlamaConfig):
+    """The config of a Gemma 3's text model: layers with a window have rotations of their own."""
+
+    model_type: ClassVar[str] = "gemma3_text"
+    options: ClassVar[tuple[str, ...]] = tuple(
+        name for name in OPTIONS if name not in ("mlp_bias", "attn_logit_softcapping")
+    )
+    qk_norm: ClassVar[bool] = True
+    gemma: ClassVar[bool] = True
+
+
 class Rotation(NamedTuple):
     """The rotation of each of K tokens, in float32."""
 
@@ -187,11 +230,12 @@ class Rotation(NamedTuple):
     sin: Array
 
     @classmethod
-    def at(cls, positions: Array, config: LlamaConfig) -> "Rotation":
-        """The rotation at (B, K) positions."""
-        turning = jnp.asarray(frequencies(config.rope, config.head_dim))
+    def at(cls, positions: Array, config: LlamaConfig, window: int = 0) -> "Rotation":
+        """The rotation at (B, K) positions, in layers with this window."""
+        rope = (config.local_rope if window else None) or config.rope
+        turning = jnp.asarray(frequencies(rope, config.head_dim))
         angles = positions[:, None, :, None].astype(jnp.float32) * turning[None, None, None, :]
-        factor = config.rope.attention_factor
+        factor = rope.attention_factor
         return cls(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
 
     def __call__(self, x: Array) -> Array:
@@ -201,6 +245,11 @@ class Rotation(NamedTuple):
         cos, sin = (part.astype(wide) for part in self)
         turned = left * cos - right * sin, right * cos + left * sin
         return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def norm_of(config: LlamaConfig, width: int, dtype: Any) -> RMSNorm:
+    """Build a norm of the config's family."""
+    return RMSNorm(width, config.rms_norm_eps, offset=float(config.gemma), dtype=dtype)
 
 
 class SelfAttention(nnx.Module):
@@ -222,9 +271,10 @@ class SelfAttention(nnx.Module):
         self.output = Linear(inner, width, INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
 
         def norm() -> RMSNorm | None:
-            return RMSNorm(size, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
+            return norm_of(config, size, dtype) if config.qk_norm else None
 
         self.query_norm, self.key_norm = norm(), norm()
+        self.query_scale, self.cap = config.query_scale, config.attn_logit_softcapping
 
     def __call__(
         self,
@@ -240,7 +290,7 @@ class SelfAttention(nnx.Module):
         With a packing it maps (N, E) to (N, E).
         """
         queries, new = self.project(x, rotation, packing)
-        mixed, cache = attend_and_write(queries, new, cache, bias, start)
+        mixed, cache = attend_and_write(queries, new, cache, bias, start, self.cap)
         return self.merge(mixed, packing), cache
 
     def project(
@@ -253,7 +303,7 @@ class SelfAttention(nnx.Module):
         queries, keys, values = map(split_heads, parts, heads)
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
-        queries, keys = rotation(queries) * queries.shape[-1] ** -0.5, rotation(keys)
+        queries, keys = rotation(queries) * self.query_scale, rotation(keys)
         # The G heads of a group are stacked as G·K queries, so no key is copied for them.
         grouped = queries.reshape(len(queries), self.kv_heads, -1, queries.shape[-1])
         return grouped, KV.of(keys, values)
@@ -276,33 +326,47 @@ def for_groups(bias: CausalBias, groups: int) -> CausalBias:
 
 
 class FeedForward(nnx.Module):
-    """The feed-forward layer (silu(x W₀) · x W₁) Wₒ, with W₀ and W₁ in one projection."""
+    """The feed-forward layer (f(x W₀) · x W₁) Wₒ, with W₀ and W₁ in one projection.
+
+    f is SiLU, or in a Gemma GELU as tanh approximates it.
+    """
 
     def __init__(self, config: LlamaConfig, *, rngs, dtype):
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.input = Fused(width, 2 * (inner,), INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
         self.output = Linear(inner, width, INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
+        self.gelu = config.gemma
 
     def __call__(self, x: Array) -> Array:
         gate, value = self.input(x)
-        return self.output(jax.nn.silu(gate) * value)
+        gate = jax.nn.gelu(gate, approximate=True) if self.gelu else jax.nn.silu(gate)
+        return self.output(gate * value)
 
 
 class Layer(nnx.Module):
-    """A layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """A layer: x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    In a Gemma a norm also follows either sublayer.
+    """
 
     def __init__(self, config: LlamaConfig, *, rngs, dtype):
-        width, epsilon = config.hidden_size, config.rms_norm_eps
-        self.attention_norm = RMSNorm(width, epsilon, dtype=dtype)
+        def norm() -> RMSNorm:
+            return norm_of(config, config.hidden_size, dtype)
+
+        self.attention_norm = norm()
         self.attention = SelfAttention(config, rngs=rngs, dtype=dtype)
-        self.feed_forward_norm = RMSNorm(width, epsilon, dtype=dtype)
+        self.feed_forward_norm = norm()
         self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
+        self.gemma = config.gemma
+        if config.gemma:
+            self.attention_end, self.feed_forward_end = norm(), norm()
 
     def __call__(self, x: Array, start: Array, bias, rotation, cache: KV | None, packing=None):
         seen = self.attention_norm(x)
         attended, cache = self.attention(seen, start, bias, rotation, cache, packing)
-        x = x + attended
-        return x + self.feed_forward(self.feed_forward_norm(x)), cache
+        x = x + (self.attention_end(attended) if self.gemma else attended)
+        mixed = self.feed_forward(self.feed_forward_norm(x))
+        return x + (self.feed_forward_end(mixed) if self.gemma else mixed), cache
 
 
 class Llama(Decoder):
@@ -318,7 +382,7 @@ class Llama(Decoder):
         self.layers = nnx.List(
             Layer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_hidden_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.norm = norm_of(config, config.hidden_size, dtype)
         if not config.tie_word_embeddings:
             self.head = table()
         self.input_first = False  # of the head; see `arrange`
@@ -355,12 +419,26 @@ class Llama(Decoder):
             window: for_groups(causal_bias(start, count, slots, window, layout), groups)
             for window in set(windows)
         }
-        rotation = Rotation.at(start[:, None] + (layout or chain(count)).depth, config)
+        at = start[:, None] + (layout or chain(count)).depth
+        rotations = {window: Rotation.at(at, config, window) for window in set(windows)}
         x = self.embed(pack(tokens, packing))
         states, written = [x], []
         for i, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
             own = None if cache is None else cache[i]
-            x, kv = layer(x, start, biases[window], rotation, own, packing)
+            x, kv = layer(x, start, biases[window], rotations[window], own, packing)
             states.append(x)
             written.append(kv)
         return states, tuple(written)
+
+    def embed(self, tokens: Array) -> Array:
+        """Embed ids: (B, K) → (B, K, E)."""
+        rows = super().embed(tokens)
+        if not self.config.gemma:
+            return rows
+        # Gemma was trained with a factor in the weights' dtype: √3072 is 55.5 in bfloat16.
+        factor = jnp.asarray(self.config.hidden_size**0.5, self.matrix_dtype)
+        return rows * factor.astype(rows.dtype)
+
+    def logits(self, hidden: Array) -> Array:
+        """Logits of hidden states: (..., E) → (..., V)."""
+        return capped(super().logits(hidden), self.config.final_logit_softcapping)

@@ -59,6 +59,7 @@ CROSS = {
 # By the last two names of a layer's path. All others are replicated: norms, positions, and a
 # drafter's layers beside its target.
 TABLES: Mapping[str, Mapping[str, Cut]] = {"t5": GPT | CROSS, "gpt2": GPT, "llama": GPT}
+LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")  # types of its layout
 # The fields of a config that count heads, of which there may be fewer for keys and values, and the
 # columns of a feed-forward layer.
 SIZES = {
@@ -214,7 +215,7 @@ def _check_names(names: Any, mesh: Any) -> None:
 def family_of(config: Any) -> str | None:
     """The key of a model's table; None: it has none, and is replicated."""
     kind = getattr(config, "model_type", None)
-    return "llama" if kind in ("llama", "mistral", "qwen2", "qwen3") else kind
+    return "llama" if kind in LLAMAS else kind
 
 
 def fit(config: T, placement: Placement) -> tuple[T, Placement]:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.layers import KV, MASKED, CausalBias, attend_and_write, causal_bias, empty
-from specjax.models.llama import Llama, LlamaConfig, MistralConfig
+from specjax.models.llama import Gemma2Config, Llama, LlamaConfig, MistralConfig
 from specjax.models.t5 import T5, T5Config
 from specjax.types import Inputs
 from tiny_models import slow
@@ -64,7 +64,7 @@ def test_attention(start, count):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("family", ["t5", slow("gpt2"), "llama", "mistral"])
+@pytest.mark.parametrize("family", ["t5", slow("gpt2"), "llama", "mistral", "gemma2"])
 def test_a_long_text_in_pieces(family):
     """200 tokens, of which the cache's first block holds 128, against all of them in one call."""
     if family == "t5":
@@ -77,8 +77,14 @@ def test_a_long_text_in_pieces(family):
         model = GPT(GPTConfig(31, 256, 8, 2, 2, bos_token_id=1, pad_token_id=0), rngs=nnx.Rngs(0))
     else:
         shape = (31, 8, 16, 2, 4, 2)
-        window = {"sliding_window": 20} if family == "mistral" else {}
-        config = {"llama": LlamaConfig, "mistral": MistralConfig}[family](*shape, **window)
+        window = {"llama": {}, "mistral": {"sliding_window": 20}}
+        window["gemma2"] = {
+            "sliding_window": 20,
+            "full_layers": (1,),
+            "attn_logit_softcapping": 0.1,
+        }
+        kinds = {"llama": LlamaConfig, "mistral": MistralConfig, "gemma2": Gemma2Config}
+        config = kinds[family](*shape, **window[family])
         model = Llama(config, rngs=nnx.Rngs(0))
     tokens = jax.random.randint(jax.random.key(0), (2, 200), 0, 31, jnp.int32)
     ids = jnp.array([[3, 4, 1], [5, 1, 0]], jnp.int32)

@@ -35,6 +35,7 @@ LATER = [
     case("gpt2", "data=2,model=2", 0.0),
     case("llama", "model=4", 1.0, replicate=False),
     case("llama", "model=2", 0.0, draft=None),
+    case("gemma2", "data=2,model=4", 0.0),
 ]
 CASES = [*DECODED, *(pytest.param(one, marks=pytest.mark.slow) for one in LATER)]
 MESHES = ("model=1", "data=2", "model=2", "data=2,model=2", "model=4", "data=8", "model=8")
@@ -155,7 +156,7 @@ def per_call(kind, ways):
     """All-reduces and gathers of a call of the target with two layers: its embedding, each output
     projection that is split, the logits."""
     config = mesh_worker.KINDS[kind]
-    heads = {"t5": 8, "t5 odd": 3, "gpt2": 4, "llama": 8, "qwen3": 4}[kind]
+    heads = {"t5": 8, "t5 odd": 3, "gpt2": 4, "llama": 8, "qwen3": 4, "gemma2": 8}[kind]
     attention = 0 if heads % ways else 2 if kind.startswith("t5") else 1
     return {"all-reduce": 1 + 2 * (attention + 1), "all-gather": 1} if ways > 1 else {}, config
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import gemma_variants
 import gpt_variants
 import llama_variants
 from model_calls import begin, by_slot, call, uncached
@@ -24,6 +25,8 @@ VARIANTS = {
     "mistral": (llama_variants, "mistral"),
     "qwen2": (llama_variants, "qwen2_windows"),
     "qwen3": (llama_variants, "qwen3"),
+    "gemma2": (gemma_variants, "gemma2"),
+    "gemma3": (gemma_variants, "gemma3"),
 }
 
 

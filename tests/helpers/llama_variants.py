@@ -129,11 +129,13 @@ def tensors(variant: Variant) -> dict[str, np.ndarray]:
     size = raw.get("head_dim") or width // heads
     inner, shared = heads * size, (raw["num_key_value_heads"] or heads) * size
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (raw["vocab_size"], width)}
-    norms = {"norm": width}
+    norms, gemma = {"norm": width}, kind.startswith("gemma")
     for i in range(raw["num_hidden_layers"]):
         layer = f"layers.{i}"
         norms |= {f"{layer}.input_layernorm": width, f"{layer}.post_attention_layernorm": width}
-        if kind == "qwen3":
+        if gemma:
+            norms |= {f"{layer}.{x}_feedforward_layernorm": width for x in ("pre", "post")}
+        if kind in ("qwen3", "gemma3_text"):
             norms |= {f"{layer}.self_attn.{name}_norm": size for name in "qk"}
         biased = raw.get("attention_bias", False)
         for name, shape, has_bias in (
@@ -149,10 +151,10 @@ def tensors(variant: Variant) -> dict[str, np.ndarray]:
             if has_bias:
                 shapes[f"{layer}.{name}.bias"] = shape[:1]
     shapes |= {f"{name}.weight": (length,) for name, length in norms.items()}
-    if not raw.get("tie_word_embeddings", False):
+    if not raw.get("tie_word_embeddings", gemma):
         shapes["lm_head.weight"] = (raw["vocab_size"], width)
     rng = np.random.default_rng(0)
-    found = {name: _draw(rng, name, shape) for name, shape in shapes.items()}
+    found = {name: _draw(rng, name, shape, gemma) for name, shape in shapes.items()}
     if variant.bare:
         for i in range(raw["num_hidden_layers"]):
             found[f"layers.{i}.self_attn.rotary_emb.inv_freq"] = np.ones(size // 2, np.float32)
@@ -160,11 +162,12 @@ def tensors(variant: Variant) -> dict[str, np.ndarray]:
     return {n if n.startswith("lm_head") else f"model.{n}": a for n, a in found.items()}
 
 
-def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...], gemma: bool) -> np.ndarray:
     noise = rng.random(shape, np.float32) * 2 - 1
-    if len(shape) == 1:  # of norms, and biases
-        return noise / 2 + name.endswith("norm.weight")
-    return noise * np.float32(2 if name.startswith("embed") else 2 * shape[1] ** -0.5)
+    if len(shape) == 1:  # of norms, which a Gemma stores less 1, and biases
+        return noise / 2 + (name.endswith("norm.weight") and not gemma)
+    strong = 2 / (shape[1] if gemma else 1) ** 0.5  # a Gemma multiplies its embeddings by √E
+    return noise * np.float32(strong if name.startswith("embed") else 2 * shape[1] ** -0.5)
 
 
 def write(directory: Path, variant: Variant) -> Path:

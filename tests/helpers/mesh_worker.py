@@ -28,7 +28,7 @@ from specjax.decoding import methods
 from specjax.models import sharding
 from specjax.models.gpt import GPTConfig
 from specjax.models.language_model import LanguageModel
-from specjax.models.llama import LlamaConfig, Qwen3Config
+from specjax.models.llama import Gemma2Config, LlamaConfig, Qwen3Config
 from specjax.models.t5 import T5Config
 from specjax.sampling import Sampling
 
@@ -45,6 +45,10 @@ KINDS = {
     # Two heads of keys and values, which four devices share.
     "llama": LlamaConfig(40, 16, 24, 2, 8, 2, **IDS),
     "qwen3": Qwen3Config(39, 16, 24, 2, 4, 4, attention_bias=True, **IDS),
+    "gemma2": Gemma2Config(
+        40, 16, 24, 2, 8, 2, sliding_window=3, full_layers=(1,), query_pre_attn_scalar=2,
+        attn_logit_softcapping=2.0, final_logit_softcapping=3.0, tie_word_embeddings=True, **IDS,
+    ),
 }  # fmt: skip
 SOURCES = [[5, 9, 4, 7], [8, 2, 6], [9, 9, 3, 5, 7], [4, 4], [11, 12, 13]]
 LIMIT = 12

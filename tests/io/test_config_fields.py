@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import gemma_variants
 import gpt_variants
 import llama_variants
 import pairs
 import t5_variants
 from specjax import checkpoints, doctor
-from specjax.checkpoints import gpt, llama, parameters
+from specjax.checkpoints import gemma, gpt, llama, parameters
 from specjax.checkpoints.config_json import FIELDS
 from specjax.checkpoints.weights import SAFETENSORS
 from specjax.tuning.selection import smaller_members
@@ -26,6 +27,8 @@ LAYOUTS = {
     "mistral": (llama_variants, "mistral"),
     "qwen2": (llama_variants, "qwen2_windows"),
     "qwen3": (llama_variants, "qwen3_windows"),
+    "gemma2": (gemma_variants, "gemma2_untied"),
+    "gemma3_text": (gemma_variants, "gemma3"),
 }
 VALUES = (None, [], {}, "x", 1.5, -1, True, [None], {"a": None}, [[]], float("nan"))
 OF_SCALINGS = (
@@ -59,7 +62,7 @@ def outcome(path, raw, said):
     return None
 
 
-@pytest.mark.parametrize("name", quick(LAYOUTS, "t5", "gpt2", "llama", "qwen3"))
+@pytest.mark.parametrize("name", quick(LAYOUTS, "t5", "gpt2", "llama", "qwen3", "gemma3_text"))
 def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
     path, raw = layout(name, tmp_path)
     whole = outline(tmp_path)
@@ -71,6 +74,8 @@ def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
         fields |= set(gpt.BUILT)
     if name in llama.CONFIGS:
         fields |= {*llama.BUILT, *OF_SCALINGS}
+    if name in gemma.CONFIGS:
+        fields |= {*gemma.BUILT, *gemma.CAPS[name], *OF_SCALINGS, "rope_local_base_freq"}
     refused = 0
     for field in sorted(fields - set(FREE)):
         for value in VALUES:

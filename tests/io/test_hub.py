@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+import gemma_variants
 import gpt_variants
 import llama_variants
 import t5_variants
@@ -488,7 +489,7 @@ def test_settings_that_change_nothing_are_not_named(directory):
     ("module", "name"),
     [
         (module, name)
-        for module in (t5_variants, gpt_variants, llama_variants)
+        for module in (t5_variants, gpt_variants, llama_variants, gemma_variants)
         for name in module.VARIANTS
     ],
 )
@@ -872,6 +873,85 @@ def test_missing_surplus_and_misshapen_tensors_of_a_llama(llama_directory):
     edit_weights(llama_directory, lambda t: (t.pop(*bias), t.pop(name)))
     with pytest.raises(ValueError, match=r"k_proj\.weight' missing from the weights"):
         load(llama_directory)
+
+
+# --- Gemma 2 and 3 -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text"])
+def test_gemma_defaults_are_those_of_transformers(kind):
+    theirs = transformers.AutoConfig.for_model(kind)
+    ours = checkpoints.FAMILIES[kind].config_from_hub({"model_type": kind}, {})
+    for field in (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps",
+        "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
+        "tie_word_embeddings", "bos_token_id", "pad_token_id", "sliding_window",
+        "query_pre_attn_scalar",
+    ):  # fmt: skip
+        assert getattr(ours, field) == getattr(theirs, field), field
+    for field in ("attn_logit_softcapping", "final_logit_softcapping"):
+        assert getattr(ours, field) == (getattr(theirs, field) or 0.0)
+    local = ["sliding_attention" if window else "full_attention" for window in ours.windows]
+    assert local == theirs.layer_types
+    ropes = theirs.rope_parameters
+    if kind == "gemma2":
+        assert ours.rope.theta == ropes["rope_theta"]
+    else:
+        assert ours.rope.theta == ropes["full_attention"]["rope_theta"]
+        assert ours.local_rope.theta == ropes["sliding_attention"]["rope_theta"]
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_the_text_model_of_a_gemma3_that_reads_images(old, tmp_path):
+    """Names as transformers wrote them before version 5, and since; the ids are the outer ones."""
+    variant = gemma_variants.VARIANTS["gemma3"]
+    plain = load(gemma_variants.write(tmp_path / "plain", variant))
+    made = gemma_variants.write(tmp_path / "both", variant)
+    whole = {"model_type": "gemma3", "text_config": variant.raw, "eos_token_id": [2, 5]}
+    (made / "config.json").write_text(json.dumps(whole))
+
+    def renamed(tensors):
+        found = {
+            f"language_model.{name}" if old else name.replace("model.", "model.language_model."): x
+            for name, x in tensors.items()
+        }
+        vision = "vision_tower.post_layernorm.weight"
+        found[vision if old else f"model.{vision}"] = np.zeros(2, np.float32)
+        tensors.clear()
+        tensors.update(found)
+
+    edit_weights(made, renamed)
+    found = load(made)
+    assert (found.config, found.eos_ids) == (plain.config, (2, 5))
+    assert_same_params(found, plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu' is not supported"),
+        (
+            "gemma2",
+            {"use_bidirectional_attention": True},
+            "use_bidirectional_attention=True is not",
+        ),
+        ("gemma2", {"final_logit_softcapping": 0}, "softcapping=0 should be a number > 0, or null"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 should be an integer"),
+        ("gemma2", {"sliding_window": None}, "'sliding_attention', but there is no window"),
+        (
+            "gemma3",
+            {"attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping=50.0 is not supported",
+        ),
+        ("gemma3", {"rope_parameters": {"rope_theta": 2.0}}, "'full_attention' and 'sliding_att"),
+        ("gemma3", {"layer_types": ["full_attention"]}, "for each of 3 layers"),
+    ],
+)
+def test_gemma_configs_that_are_refused(name, changes, message, tmp_path):
+    made = gemma_variants.write(tmp_path, gemma_variants.VARIANTS[name])
+    edit_json(made / "config.json", **changes)
+    with pytest.raises(ValueError, match=message):
+        load(made)
 
 
 # --- what the model needs decides --------------------------------------------------------------

@@ -14,6 +14,7 @@ import transformers
 from tokenizers import processors
 
 import command_line
+import gemma_variants
 import gpt_variants
 import llama_variants
 import pairs
@@ -129,6 +130,7 @@ def greedy_causal(directory):
         gpt_variants.VARIANTS["untied"],
         slow((gpt_variants.VARIANTS["odd_heads"],)),
         *(llama_variants.VARIANTS[name] for name in ("llama3", "qwen3")),
+        *(gemma_variants.VARIANTS[name] for name in ("gemma2", "gemma3")),
         *(slow((llama_variants.VARIANTS[name],)) for name in ("mistral", "qwen2")),
     ],
     ids=lambda variant: variant.name,

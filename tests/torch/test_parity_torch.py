@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import transformers
 
+import gemma_variants
 import gpt_variants
 import llama_variants
 import model_calls
@@ -153,7 +154,9 @@ def test_greedy_tokens_through_the_cache(name, tmp_path):
 # --- GPT-2 and the Llama layout ----------------------------------------------------------------
 
 CAUSAL = [
-    (variants, name) for variants in (gpt_variants, llama_variants) for name in variants.VARIANTS
+    (variants, name)
+    for variants in (gpt_variants, llama_variants, gemma_variants)
+    for name in variants.VARIANTS
 ]
 
 
