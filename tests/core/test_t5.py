@@ -263,5 +263,5 @@ def test_half_precision_stays_near_float32(tmp_path, sources, tokens):
 
 
 def test_an_unknown_activation_is_refused():
-    with pytest.raises(ValueError, match=r"feed_forward_proj='gated-silu'.*gated-gelu"):
-        T5Config(feed_forward_proj="gated-silu")
+    with pytest.raises(ValueError, match=r"feed_forward_proj='gated-tanh'.*gated-gelu"):
+        T5Config(feed_forward_proj="gated-tanh")
