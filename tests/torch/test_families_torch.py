@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import transformers
 
 import t5_variants
 from family_rows import ROWS, cells
@@ -17,7 +18,6 @@ from test_families import near
 torch = pytest.importorskip("torch")
 
 import test_parity_torch as parity  # noqa: E402  needs torch
-import transformers  # noqa: E402
 from make_reference import torch_causal_logits, torch_logits  # noqa: E402
 
 pytestmark = [
