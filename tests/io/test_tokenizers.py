@@ -191,7 +191,8 @@ def test_ids_of_a_byt5_are_bytes(byt5, tmp_path, monkeypatch):
 def test_a_stream_of_bytes_breaks_no_character(byt5):
     """Any number of bytes at a time, and bytes that are no UTF-8 among them."""
     target = load(byt5)
-    whole = target.tokenizer(BYTES)["input_ids"][:-1] + [0xF0 + 3, 0x9F + 3, 100, 0x80 + 3, 101, 1]
+    broken = [byte + 3 for byte in b"\xf0\x9fa\x80b"]
+    whole = [*target.tokenizer(BYTES)["input_ids"][:-1], *broken, 1]
     rng = np.random.default_rng(0)
     for _ in range(50):
         shown, end, text = None, 0, ""

@@ -18,6 +18,7 @@ from test_families import near
 torch = pytest.importorskip("torch")
 
 import test_parity_torch as parity  # noqa: E402  needs torch
+
 from make_reference import torch_causal_logits, torch_logits  # noqa: E402
 
 pytestmark = [
