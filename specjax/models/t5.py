@@ -357,9 +357,10 @@ class T5(Decoder):
         padding = jnp.arange(length)[None, :] >= source_len[:, None]
         source_bias = jnp.where(padding, MASKED, 0.0)[:, None, None, :]
         place = jnp.arange(length)[None, :]
-        own = self.config.bias_in_each_layer
-        found = [layer.bias for layer in self.encoder] if own else [self.encoder_bias]
-        biases = [slide(bias.by_offset(length), place, length) + source_bias for bias in found]
+        biases = [
+            slide(bias.by_offset(length), place, length) + source_bias
+            for bias in self.position_biases("encoder")
+        ]
         x = self.embed(source)
         for layer, bias in zip(self.encoder, itertools.cycle(biases), strict=False):
             x = layer(x, bias)
@@ -372,9 +373,13 @@ class T5(Decoder):
 
     def by_offset(self, length: int) -> tuple[Array, ...]:
         """The decoder's biases, one for each layer or for all; see `RelativeBias.by_offset`."""
-        own = self.config.bias_in_each_layer
-        found = [layer.bias for layer in self.decoder] if own else [self.decoder_bias]
-        return tuple(bias.by_offset(length) for bias in found)
+        return tuple(bias.by_offset(length) for bias in self.position_biases("decoder"))
+
+    def position_biases(self, stack: str) -> list[RelativeBias]:
+        """The biases of "encoder" or "decoder": one for each layer, or the one that all share."""
+        if self.config.bias_in_each_layer:
+            return [layer.bias for layer in getattr(self, stack)]
+        return [getattr(self, f"{stack}_bias")]
 
     def states(
         self,
