@@ -47,7 +47,7 @@ def target_of(row):
 
 
 def outputs(target, draft=None, **options):
-    return specjax.generate(target, draft, TEXTS, gamma=3, max_new_tokens=10, **options)
+    return specjax.generate(target, draft, TEXTS, max_new_tokens=10, **options)
 
 
 @functools.cache
@@ -65,7 +65,6 @@ def test_what_is_saved_is_loaded(row, column, tmp_path):
     assert sum(x.size for x in jax.tree.leaves(first.model)) == sum(x.size for x in stored.values())
     if column == "save":
         save(tmp_path / "b", first)
-        assert json.loads((tmp_path / "b" / "config.json").read_text()).keys() > {"architectures"}
         again = load_file(tmp_path / "b" / "model.safetensors")
         assert again.keys() == stored.keys()
         jax.tree.map(np.testing.assert_array_equal, again, stored)
