@@ -59,7 +59,7 @@ ROWS = {
 }
 
 
-def cells(*columns: str, quick: tuple[str, ...] = tuple(ROWS)) -> list:
+def cells(*columns: str, quick: tuple[str, ...]) -> list:
     """Cases (row, column) of a parametrized test, for all cells without a dash.
 
     Args:
