@@ -157,9 +157,11 @@ def look_around(model: T5, strength: float = 4.0) -> None:
     buckets = model.config.relative_attention_num_buckets
     back, ahead = lambda distance: distance, lambda distance: buckets // 2 + distance
     near = [back(1), ahead(1), back(2), ahead(2), back(1), ahead(1)][:heads]
-    model.encoder_bias.weight.set_value(_preferring(near, buckets, heads, strength))
+    for bias in model.position_biases("encoder"):
+        bias.weight.set_value(_preferring(near, buckets, heads, strength))
     near = [back(0), back(1), back(2), back(3)][:heads]
-    model.decoder_bias.weight.set_value(_preferring(near, buckets, heads, strength))
+    for bias in model.position_biases("decoder"):
+        bias.weight.set_value(_preferring(near, buckets, heads, strength))
     inner = heads * model.config.d_kv
     for layer in model.decoder:
         keys = layer.cross.kv.weight[...][:inner]

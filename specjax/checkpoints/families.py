@@ -27,16 +27,19 @@ class Family(NamedTuple):
 
 # A new family is a module, a file like t5.py and a line here.
 FAMILIES = {
-    "t5": Family(
-        t5.T5Config,
-        t5.build,
-        t5.select_tensors,
-        t5.config_from_hub,
-        t5.config_to_hub,
-        t5.tensor_names,
-        t5.DEFAULTS,
-        (),
-    ),
+    **{
+        kind: Family(
+            config_class,
+            t5.build,
+            t5.select_tensors,
+            t5.config_from_hub,
+            t5.config_to_hub,
+            t5.tensor_names,
+            t5.DEFAULTS[kind],
+            (),
+        )
+        for kind, config_class in t5.CONFIGS.items()
+    },
     "gpt2": Family(
         gpt.GPTConfig,
         gpt.build,

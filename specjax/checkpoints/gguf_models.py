@@ -1,8 +1,9 @@
 """Turns a GGUF file into what Hugging Face's directories hold: config, names of tensors, tokenizer.
 
-Read are the architectures llama (Mistral too), qwen2, qwen3, gpt2 and t5, as llama.cpp's converter
-writes them. It interleaves the halves of each head in a Llama's queries and keys, transposes a
-GPT-2's projections, and stores Llama 3's scaling of positions as factors of all frequencies.
+Read are the architectures llama (Mistral too), qwen2, qwen3, gpt2 and t5 (mT5 and umT5 too), as
+llama.cpp's converter writes them. It interleaves the halves of each head in a Llama's queries and
+keys, transposes a GPT-2's projections, and stores Llama 3's scaling of positions as factors of all
+frequencies.
 """
 
 import dataclasses
@@ -186,8 +187,8 @@ def _config(found: GGUF) -> dict[str, Any]:
         gated = "enc.blk.0.ffn_gate.weight" in there
         raw["feed_forward_proj"] = GATED if gated else "relu"
         raw["tie_word_embeddings"] |= not gated  # the head of T5 1.0 is its embedding
-        if "enc.blk.1.attn_rel_b.weight" in there:
-            raise ValueError("each layer has a position bias (UMT5), which is not supported.")
+        if there.keys() & {f"{stack}.blk.1.attn_rel_b.weight" for stack in ("enc", "dec")}:
+            raw["model_type"] = "umt5"
     else:
         raw |= _llama(kind, raw, found)
     return raw

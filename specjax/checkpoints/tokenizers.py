@@ -15,7 +15,9 @@ from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-GENERIC = ("t5", "gpt2", "llama")  # model types whose tokenizer_class transformers follows
+# Model types whose tokenizer_class transformers follows.
+GENERIC = ("t5", "mt5", "umt5", "gpt2", "llama")
+BYTES = "ByT5Tokenizer"  # the class without a file: ids are bytes + 3, behind pad, EOS and unknown
 MIN_SHARE_OF_ROWS = 0.5  # of an embedding that have ids; published models pad by less than a tenth
 
 
@@ -52,6 +54,10 @@ def from_transformers(directory: Path) -> Any:
                 from transformers import PreTrainedTokenizerFast
 
                 return PreTrainedTokenizerFast.from_pretrained(str(directory))
+            if _class_of(directory) == BYTES:
+                from transformers import ByT5Tokenizer
+
+                return ByT5Tokenizer.from_pretrained(str(directory))
             from transformers import AutoTokenizer
 
             return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
@@ -99,10 +105,16 @@ def _is_generic(directory: Path) -> bool:
         return False
     own, model = read_json(directory / CONFIG), read_json(directory / "config.json")
     return (
-        own.get("tokenizer_class") == "TokenizersBackend"
+        _class_of(directory) == "TokenizersBackend"
         and model.get("model_type") in GENERIC
         and "auto_map" not in own.keys() | model.keys()
     )
+
+
+def _class_of(directory: Path) -> Any:
+    """The class of transformers that tokenizer_config.json names; None if there is none."""
+    place = directory / CONFIG
+    return read_json(place).get("tokenizer_class") if place.is_file() else None
 
 
 @contextlib.contextmanager
@@ -229,12 +241,15 @@ def real_vocab_size(tokenizer: Any, rows: int, directory: Path) -> int:
     if len(ids) < MIN_SHARE_OF_ROWS * rows:
         wanted = getattr(tokenizer, "vocab_files_names", {}).values()
         missing = [name for name in wanted if not (directory / name).is_file()]
+        lacking = (
+            f" of those that {type(tokenizer).__name__} may read, {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not there."
+        )
         raise ValueError(
             f"{directory}: the tokenizer has {len(ids)} pieces, and the embedding {rows} rows. "
-            f"Files of the tokenizer are missing or another model's; of those that "
-            f"{type(tokenizer).__name__} may read, {', '.join(missing) or 'none'} "
-            f"{'is' if len(missing) <= 1 else 'are'} not there. Copy the tokenizer's files from "
-            "the model's page, or remove them all to decode ids without texts."
+            f"Files of the tokenizer are missing or another model's"
+            f"{f';{lacking}' if missing else '.'} Copy the tokenizer's files from the model's "
+            "page, or remove them all to decode ids without texts."
         )
     real = max(ids.values()) + 1
     if real <= rows:

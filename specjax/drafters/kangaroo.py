@@ -50,19 +50,27 @@ class Kangaroo(ByModel):
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The adapter by name, such as "layer.attention.qkv.weight"; projections are (out, in)."""
-        turned, moved = self.target.module().input_first, self._moved()
+        turned, moved = self._turned(), self._moved()
         return {
-            _name(path): sharding.restored(np.asarray(_turn(leaf, turned)), moved.get(_name(path)))
+            name: sharding.restored(np.asarray(leaf.T if name in turned else leaf), moved.get(name))
             for path, leaf in jax.tree.leaves_with_path(self.adapter)
+            for name in [_name(path)]
         }
+
+    def _turned(self) -> set[str]:
+        """The projections that `layers.arrange` turned, in the layer that the adapter copies."""
+        return set(self._copied(dict.fromkeys(sharding.turned_paths(self.target.module()))))
 
     def _moved(self) -> dict[str, np.ndarray]:
         """The rows that `sharding.moved` moved on a mesh, in the layer that the adapter copies."""
+        return self._copied(sharding.moved(self.target))
+
+    def _copied(self, found: Mapping[tuple, Any]) -> dict[str, Any]:
+        """The values that paths in the target have, by names in the adapter."""
         prefix = places(self.target.params)[0], self.layers
-        found = sharding.moved(self.target)
         return {
-            ".".join(map(str, ("layer", *path[2:]))): rows
-            for path, rows in found.items()
+            ".".join(map(str, ("layer", *path[2:]))): value
+            for path, value in found.items()
             if path[:2] == prefix
         }
 
@@ -76,11 +84,11 @@ class Kangaroo(ByModel):
           ValueError: a tensor is missing, or has the shape of another target's layer.
         """
         start = kangaroo(target, **settings)
-        turned, moved = target.model.module().input_first, start._moved()
+        turned, moved = start._turned(), start._moved()
 
         def read(path, leaf):
             name = _name(path)
-            rows, wanted = moved.get(name), _turn(leaf, turned).shape
+            rows, wanted = moved.get(name), leaf.shape[::-1] if name in turned else leaf.shape
             if rows is not None:
                 wanted = rows.max() + 1, *wanted[1:]
             found = getattr(tensors.get(name), "shape", None)
@@ -90,7 +98,7 @@ class Kangaroo(ByModel):
                     "it belongs to another target."
                 )
             array = tensors[name] if rows is None else tensors[name][rows]
-            found = jnp.asarray(_turn(array, turned), leaf.dtype)
+            found = jnp.asarray(array.T if name in turned else array, leaf.dtype)
             placed = target.model.placement is not None
             return jax.device_put(found, leaf.sharding) if placed else found
 
@@ -123,8 +131,3 @@ def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
 
 def _name(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def _turn(array: Any, turned: bool) -> Any:
-    """Transpose a turned projection; vectors of a layer stay."""
-    return array.T if turned and array.ndim == 2 else array

@@ -215,6 +215,8 @@ def _check_names(names: Any, mesh: Any) -> None:
 def family_of(config: Any) -> str | None:
     """The key of a model's table; None: it has none, and is replicated."""
     kind = getattr(config, "model_type", None)
+    if kind in ("mt5", "umt5"):
+        return "t5"
     return "llama" if kind in LLAMAS else kind
 
 

@@ -2,10 +2,12 @@
 
 Differences from other transformers: RMSNorm before each sublayer, no biases, and attention logits
 that are not divided by √D. Positions enter only through a bias on self-attention, which depends on
-the bucketed distance and is shared by all layers of a stack.
+the bucketed distance and is shared by all layers of a stack. mT5 (Xue et al. 2021) and ByT5 (Xue et
+al. 2022) have the layers of T5 1.1. In umT5 (Chung et al. 2023) each layer has a bias of its own.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
@@ -33,9 +35,17 @@ from specjax.models.layers import (
 from specjax.models.packing import Packing, pack, unpack
 from specjax.types import Inputs, Layout
 
-ACTIVATIONS = {
+PLAIN = {
     "relu": jax.nn.relu,
-    "gated-gelu": lambda x: jax.nn.gelu(x, approximate=True),
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+}
+# By `feed_forward_proj`. Its "gated-gelu" is the tanh approximation, as transformers reads it.
+ACTIVATIONS = {
+    **PLAIN,
+    **{f"gated-{name}": activation for name, activation in PLAIN.items()},
+    "gated-gelu": PLAIN["gelu_new"],
 }
 
 
@@ -65,6 +75,7 @@ class T5Config:
 
     is_encoder_decoder: ClassVar[bool] = True
     model_type: ClassVar[str] = "t5"
+    bias_in_each_layer: ClassVar[bool] = False
 
     def __post_init__(self):
         if self.feed_forward_proj not in ACTIVATIONS:
@@ -82,6 +93,21 @@ class T5Config:
     def max_positions(self) -> None:
         """None: positions are relative, so no text is too long."""
         return None
+
+
+@dataclasses.dataclass(frozen=True)
+class MT5Config(T5Config):
+    """An mT5: a T5 1.1 under another `model_type`."""
+
+    model_type: ClassVar[str] = "mt5"
+
+
+@dataclasses.dataclass(frozen=True)
+class UMT5Config(T5Config):
+    """A umT5: a T5 1.1 whose layers have a position bias each."""
+
+    model_type: ClassVar[str] = "umt5"
+    bias_in_each_layer: ClassVar[bool] = True
 
 
 def relative_buckets(
@@ -113,7 +139,9 @@ class Context(NamedTuple):
 
     cross: tuple[KV, ...]  # per decoder layer, of S slots: the encoder's keys and values
     cross_bias: Array  # (B, 1, 1, S): 0, or MASKED at padding
-    self_bias: Array | None  # (H, 2T) by offset + T, MASKED ahead of the query; None: made per call
+    # (H, 2T) by offset + T, MASKED ahead of the query, one for all layers or for each; None: made
+    # in each call.
+    self_biases: tuple[Array, ...] | None
 
 
 class SelfAttention(nnx.Module):
@@ -192,6 +220,8 @@ class EncoderLayer(nnx.Module):
 
     def __init__(self, config: T5Config, *, rngs, dtype):
         width, epsilon = config.d_model, config.layer_norm_epsilon
+        if config.bias_in_each_layer:
+            self.bias = RelativeBias(config, bidirectional=True, rngs=rngs, dtype=dtype)
         self.attention_norm = RMSNorm(width, epsilon, dtype=dtype)
         self.attention = SelfAttention(config, rngs=rngs, dtype=dtype)
         self.feed_forward_norm = RMSNorm(width, epsilon, dtype=dtype)
@@ -207,6 +237,8 @@ class DecoderLayer(nnx.Module):
 
     def __init__(self, config: T5Config, *, rngs, dtype):
         width, epsilon = config.d_model, config.layer_norm_epsilon
+        if config.bias_in_each_layer:
+            self.bias = RelativeBias(config, bidirectional=False, rngs=rngs, dtype=dtype)
         self.attention_norm = RMSNorm(width, epsilon, dtype=dtype)
         self.attention = SelfAttention(config, rngs=rngs, dtype=dtype)
         self.cross_norm = RMSNorm(width, epsilon, dtype=dtype)
@@ -272,12 +304,14 @@ class T5(Decoder):
         self.config = config
         shape = (config.vocab_size, config.d_model)
         self.embedding = nnx.Param(jax.random.normal(rngs.params(), shape, dtype))
-        self.encoder_bias = RelativeBias(config, bidirectional=True, rngs=rngs, dtype=dtype)
+        if not config.bias_in_each_layer:
+            self.encoder_bias = RelativeBias(config, bidirectional=True, rngs=rngs, dtype=dtype)
         self.encoder = nnx.List(
             EncoderLayer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_layers)
         )
         self.encoder_norm = RMSNorm(config.d_model, config.layer_norm_epsilon, dtype=dtype)
-        self.decoder_bias = RelativeBias(config, bidirectional=False, rngs=rngs, dtype=dtype)
+        if not config.bias_in_each_layer:
+            self.decoder_bias = RelativeBias(config, bidirectional=False, rngs=rngs, dtype=dtype)
         self.decoder = nnx.List(
             DecoderLayer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_decoder_layers)
         )
@@ -323,17 +357,29 @@ class T5(Decoder):
         padding = jnp.arange(length)[None, :] >= source_len[:, None]
         source_bias = jnp.where(padding, MASKED, 0.0)[:, None, None, :]
         place = jnp.arange(length)[None, :]
-        position_bias = slide(self.encoder_bias.by_offset(length), place, length)
-        bias = position_bias + source_bias
+        biases = [
+            slide(bias.by_offset(length), place, length) + source_bias
+            for bias in self.position_biases("encoder")
+        ]
         x = self.embed(source)
-        for layer in self.encoder:
+        for layer, bias in zip(self.encoder, itertools.cycle(biases), strict=False):
             x = layer(x, bias)
         return self.encoder_norm(x), source_bias
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, tuple[KV, ...]]:
         """Encode, and make an empty cache of `buffer_len` slots."""
         context, cache = super().start(inputs, buffer_len)
-        return context._replace(self_bias=self.decoder_bias.by_offset(buffer_len)), cache
+        return context._replace(self_biases=self.by_offset(buffer_len)), cache
+
+    def by_offset(self, length: int) -> tuple[Array, ...]:
+        """The decoder's biases, one for each layer or for all; see `RelativeBias.by_offset`."""
+        return tuple(bias.by_offset(length) for bias in self.position_biases("decoder"))
+
+    def position_biases(self, stack: str) -> list[RelativeBias]:
+        """The biases of "encoder" or "decoder": one for each layer, or the one that all share."""
+        if self.config.bias_in_each_layer:
+            return [layer.bias for layer in getattr(self, stack)]
+        return [getattr(self, f"{stack}_bias")]
 
     def states(
         self,
@@ -347,19 +393,24 @@ class T5(Decoder):
         """Run K tokens per row; see `Decoder.states`."""
         cache, count = self.ready(tokens, cache), tokens.shape[1]
         slots = count if cache is None else cache[0].values.shape[2]
-        by_offset = context.self_bias
+        by_offset = context.self_biases
         if by_offset is None:
-            by_offset = self.decoder_bias.by_offset(slots)
+            by_offset = self.by_offset(slots)
         depth, _ = layout or chain(count)
         old = jnp.arange(slots)[None, None, None, :] < start[:, None, None, None]
-        before = jnp.where(old, slide(by_offset, start[:, None] + depth, slots), MASKED)
-        self_bias = CausalBias(before, bias_within(by_offset, count, layout))
+        biases = [
+            CausalBias(
+                jnp.where(old, slide(bias, start[:, None] + depth, slots), MASKED),
+                bias_within(bias, count, layout),
+            )
+            for bias in by_offset
+        ]
         x = self.embed(pack(tokens, packing))
         states, written = [x], []
-        for i, layer in enumerate(self.decoder):
+        for i, bias in zip(range(len(self.decoder)), itertools.cycle(biases), strict=False):
             own = None if cache is None else cache[i]
             cross = context.cross[i], context.cross_bias
-            x, kv = layer(x, start, self_bias, *cross, own, packing)
+            x, kv = self.decoder[i](x, start, bias, *cross, own, packing)
             states.append(x)
             written.append(kv)
         return states, tuple(written)

@@ -47,7 +47,11 @@ from specjax.types import Text
 FAMILIES = (
     tuple(f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")),
     tuple(f"google/flan-t5-{size}" for size in ("small", "base", "large", "xl", "xxl")),
-    tuple(f"google/t5-v1_1-{size}" for size in ("small", "base", "large", "xl", "xxl")),
+    *(
+        tuple(f"google/{kind}-{size}" for size in ("small", "base", "large", "xl", "xxl"))
+        for kind in ("t5-v1_1", "mt5", "byt5")
+    ),
+    tuple(f"google/umt5-{size}" for size in ("small", "base", "xl", "xxl")),
     (
         "distilbert/distilgpt2",
         *(f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl")),

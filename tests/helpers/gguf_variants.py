@@ -59,6 +59,7 @@ MODELS = {
         changed(t5_variants.VARIANTS["v1_1"], **DISTANCE, d_model=32, d_ff=64, d_kv=16),
     ),
     "t5, deep": (t5_variants, changed(t5_variants.VARIANTS["deep_decoder"], **DISTANCE)),
+    "umt5": (t5_variants, changed(t5_variants.OTHERS["umt5"], **DISTANCE)),
 }
 
 
@@ -79,7 +80,8 @@ def write(
       vocabulary: metadata of the tokenizer, by the names after "tokenizer.ggml.".
     """
     raw = variant.raw
-    architecture = "llama" if raw["model_type"] == "mistral" else raw["model_type"]
+    named = {"mistral": "llama", "mt5": "t5", "umt5": "t5"}
+    architecture = named.get(raw["model_type"], raw["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
     write_metadata(writer, architecture, raw)
     add_vocabulary(writer, vocabulary or {})

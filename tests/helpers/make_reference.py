@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, T5ForConditionalGeneration
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import gpt_variants
@@ -25,7 +25,7 @@ BUCKETS = ((True, 32, 128), (False, 32, 128), (True, 8, 20), (False, 8, 20), (Fa
 
 def torch_logits(directory: Path, source, lengths, tokens) -> np.ndarray:
     """(B, T, V) float32, computed without a cache in float32."""
-    model = T5ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(directory, dtype=torch.float32).eval()
     mask = np.arange(source.shape[1])[None, :] < lengths[:, None]
     with torch.no_grad():
         return model(

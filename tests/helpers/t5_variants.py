@@ -82,6 +82,26 @@ VARIANTS = {
     )
 }
 
+# Without stored logits: tests/torch compares these with transformers. The published files of mT5
+# and umT5 say tie_word_embeddings=false; transformers 5 writes true.
+MT5, UMT5 = ({**V1_1, "model_type": kind} for kind in ("mt5", "umt5"))
+OTHERS = {
+    variant.name: variant
+    for variant in (
+        Variant("mt5", MT5, own_head=True),
+        Variant("mt5_tied", {**MT5, "tie_word_embeddings": True}),
+        Variant("umt5", {**UMT5, "num_layers": 3}, own_head=True),
+        Variant("umt5_tied", {**UMT5, "tie_word_embeddings": True, "num_decoder_layers": 3}),
+        Variant(
+            "byt5",
+            {**V1_1, "vocab_size": 384, "num_layers": 3, "num_heads": 3, "d_kv": 4},
+            own_head=True,
+        ),
+        Variant("gated_silu", {**V1_1, "feed_forward_proj": "gated-silu"}, own_head=True),
+        Variant("gelu", {"feed_forward_proj": "gelu"}),
+    )
+}
+
 
 def tensors(variant: Variant) -> dict[str, np.ndarray]:
     """Weights under Hugging Face's names, float32, each (out, in)."""
@@ -93,8 +113,9 @@ def tensors(variant: Variant) -> dict[str, np.ndarray]:
     if variant.own_head:
         shapes["lm_head"] = (raw["vocab_size"], width)
     for stack, layers in (("encoder", raw["num_layers"]), ("decoder", raw["num_decoder_layers"])):
-        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
-        shapes[bias] = (raw["relative_attention_num_buckets"], raw["num_heads"])
+        for i in range(layers if raw["model_type"] == "umt5" else 1):
+            bias = f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias"
+            shapes[bias] = (raw["relative_attention_num_buckets"], raw["num_heads"])
         shapes[f"{stack}.final_layer_norm"] = (width,)
         kinds = ["SelfAttention", "DenseReluDense"]
         if stack == "decoder":
@@ -146,10 +167,10 @@ def write(directory: Path, variant: Variant, *, dtype: Any = np.float32, shards:
 
 def inputs(variant: Variant) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Right-padded source (B, S), its lengths (B,) and decoder tokens (B, T), all int32."""
-    rng = np.random.default_rng(1)
+    rng, ids = np.random.default_rng(1), variant.raw["vocab_size"]
     lengths = np.array(variant.source_lens, np.int32)
-    source = rng.integers(2, SIZES["vocab_size"], (len(lengths), lengths.max()), np.int32)
+    source = rng.integers(2, ids, (len(lengths), lengths.max()), np.int32)
     source[np.arange(source.shape[1])[None, :] >= lengths[:, None]] = 0
-    tokens = rng.integers(2, SIZES["vocab_size"], (len(lengths), variant.target_len), np.int32)
+    tokens = rng.integers(2, ids, (len(lengths), variant.target_len), np.int32)
     tokens[:, 0] = SIZES["decoder_start_token_id"]
     return source, lengths, tokens

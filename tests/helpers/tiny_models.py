@@ -14,7 +14,7 @@ from specjax.checkpoints import Checkpoint
 from specjax.models.gpt import GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Rope
-from specjax.models.t5 import T5Config
+from specjax.models.t5 import T5Config, UMT5Config
 
 QUICK, VARIANTS = ("t5", "gpt2", "llama"), ("t5 tied", "mistral")
 FAMILIES = (*QUICK, *VARIANTS)
@@ -85,6 +85,8 @@ def config_of(family: str, vocab_size: int, layers: int):
         some = {"attention_bias": True, "sliding_window": 2, "full_layers": (0,)}
         return Qwen3Config(**llama, **some, head_dim=4, rope=rope)
     tied = {"tie_word_embeddings": True, "scale_decoder_outputs": True}
+    if family == "umt5":
+        return UMT5Config(**t5)
     return T5Config(**t5, **(tied if family == "t5 tied" else {}))
 
 

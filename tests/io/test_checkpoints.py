@@ -731,9 +731,11 @@ STORED = json.loads((DATA / "spiece_ids.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
-def with_spiece(tmp_path):
-    """A T5 with the stored sentencepiece model and nothing else of a tokenizer."""
-    variant = dataclasses.replace(V1_0, config={"vocab_size": 160})
+def with_spiece(request, tmp_path):
+    """A T5, or another family, with the stored sentencepiece model and nothing else of a
+    tokenizer."""
+    variant = t5_variants.OTHERS.get(getattr(request, "param", "t5"), V1_0)
+    variant = dataclasses.replace(variant, config={**variant.config, "vocab_size": 160})
     made = t5_variants.write(tmp_path / "model", variant)
     (made / "spiece.model").write_bytes((DATA / "spiece.model").read_bytes())
     extra = {"extra_ids": make_checkpoint_data.EXTRA_IDS}
@@ -754,6 +756,7 @@ def test_a_spiece_model_gives_the_ids_of_transformers(with_spiece):
     assert again == text
 
 
+@pytest.mark.parametrize("with_spiece", ["t5", "mt5", "umt5"], indirect=True)
 def test_a_tokenizer_from_pieces_is_saved_for_others(with_spiece, tmp_path):
     convert(with_spiece, tmp_path / "out")
     assert (tmp_path / "out" / "tokenizer.json").is_file()

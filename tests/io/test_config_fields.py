@@ -14,7 +14,7 @@ import llama_variants
 import pairs
 import t5_variants
 from specjax import checkpoints, doctor
-from specjax.checkpoints import gemma, gpt, llama, parameters
+from specjax.checkpoints import gemma, gpt, llama, parameters, t5
 from specjax.checkpoints.config_json import FIELDS
 from specjax.checkpoints.weights import SAFETENSORS
 from specjax.tuning.selection import smaller_members
@@ -22,6 +22,8 @@ from tiny_models import quick
 
 LAYOUTS = {
     "t5": (t5_variants, "v1_1"),
+    "mt5": (t5_variants, "mt5"),
+    "umt5": (t5_variants, "umt5_tied"),
     "gpt2": (gpt_variants, "tied"),
     "llama": (llama_variants, "llama3"),
     "mistral": (llama_variants, "mistral"),
@@ -41,8 +43,9 @@ FREE = ("architectures",)  # read by nobody
 def layout(name, directory):
     """The directory and config.json of a tiny model that loads."""
     module, variant = LAYOUTS[name]
-    module.write(directory, module.VARIANTS[variant])
-    return directory / "config.json", module.VARIANTS[variant].raw
+    made = module.VARIANTS.get(variant) or t5_variants.OTHERS[variant]
+    module.write(directory, made)
+    return directory / "config.json", made.raw
 
 
 def outline(directory):
@@ -72,6 +75,8 @@ def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
     fields = {*raw, *FIELDS, *checkpoints.FAMILIES[name].defaults, "task_specific_params"}
     if name == "gpt2":
         fields |= set(gpt.BUILT)
+    if name in t5.CONFIGS:
+        fields |= {*t5.BUILT, *t5.ALIASES, "is_gated_act", "dense_act_fn"}
     if name in llama.CONFIGS:
         fields |= {*llama.BUILT, *OF_SCALINGS}
     if name in gemma.CONFIGS:

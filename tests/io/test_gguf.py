@@ -413,14 +413,6 @@ def test_a_surplus_tensor(tmp_path):
         outline(file)
 
 
-def test_a_umt5_is_refused(tmp_path):
-    module, variant = variants.MODELS["t5 v1.1"]
-    arrays = dict(module.tensors(variant))
-    bias = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    arrays[bias.replace("block.0", "block.1")] = arrays[bias]
-    refused(variants.write(tmp_path / "x.gguf", variant, arrays), "UMT5")
-
-
 def sections(file):
     """Offsets at which parts of the header begin, and of the numbers."""
     reader = gguf.GGUFReader(file)

@@ -304,7 +304,12 @@ def test_damaged_json(directory, file, text):
         ({"vocab_size": -1}, "vocab_size=-1 should be an integer ≥ 1"),
         ({"d_model": 2**63}, f"d_model={2**63} should be at most {2**31 - 1}"),
         ({"relative_attention_max_distance": 4}, "max_distance=4 should be above half"),
-        ({"feed_forward_proj": "gated-silu"}, "feed_forward_proj='gated-silu'"),
+        ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh'"),
+        ({"dense_act_fn": "silu"}, "dense_act_fn='silu' is not supported; .* dense_act_fn='relu'"),
+        ({"is_gated_act": True}, "is_gated_act=True is not supported"),
+        ({"hidden_size": 32}, "hidden_size=32 is not supported; .* hidden_size=16"),
+        ({"is_encoder_decoder": False}, "is_encoder_decoder=False is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config=.* is not supported"),
         *(({"eos_token_id": value}, "eos_token_id=") for value in ("</s>", [1, "x"], -2, True)),
     ],
 )
@@ -488,15 +493,18 @@ def test_settings_that_change_nothing_are_not_named(directory):
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (module, name)
-        for module in (t5_variants, gpt_variants, llama_variants, gemma_variants)
-        for name in module.VARIANTS
+        *(
+            (module, name)
+            for module in (t5_variants, gpt_variants, llama_variants, gemma_variants)
+            for name in module.VARIANTS
+        ),
+        *((t5_variants, name) for name in t5_variants.OTHERS),
     ],
 )
 def test_what_is_saved_is_loaded(module, name, tmp_path):
     """Nothing of the config or the weights is lost. Bare names are saved as full ones, without the
     masks."""
-    variant = module.VARIANTS[name]
+    variant = module.VARIANTS.get(name) or t5_variants.OTHERS[name]
     first = load(module.write(tmp_path / "a", variant))
     save(tmp_path / "b", first)
     again = load(tmp_path / "b")

@@ -2,9 +2,11 @@
 
 import base64
 import builtins
+import dataclasses
 import json
 import sys
 
+import numpy as np
 import pytest
 import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -17,8 +19,9 @@ import pairs
 import t5_variants
 from command_line import ROOT
 from specjax import decoding
-from specjax.checkpoints import FAMILIES, load, spiece, tokenizers
+from specjax.checkpoints import FAMILIES, load, save, spiece, tokenizers
 from specjax.checkpoints.weights import wanted
+from specjax.decoding import outputs
 from specjax.doctor import verdicts
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -150,3 +153,68 @@ def test_a_charsmap_that_is_not_as_long_as_it_says(table, tmp_path):
     (directory / "tokenizer.json").write_text(json.dumps(raw))
     with pytest.raises(ValueError, match=r"tokenizer\.json is damaged \(precompiled_charsmap\)"):
         load(directory)
+
+
+# --- ByT5: bytes, without a file of pieces -------------------------------------------------------
+
+BYTES = "é 日本 👩\u200d👧 </s>a <extra_id_1>"
+
+
+@pytest.fixture
+def byt5(tmp_path):
+    """A ByT5 as published: of its tokenizer there is only tokenizer_config.json."""
+    directory = t5_variants.write(tmp_path / "byt5", t5_variants.OTHERS["byt5"])
+    kind = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125, "model_max_length": 99}
+    (directory / "tokenizer_config.json").write_text(json.dumps(kind))
+    return directory
+
+
+def test_ids_of_a_byt5_are_bytes(byt5, tmp_path, monkeypatch):
+    expected = AutoTokenizer.from_pretrained(str(byt5))
+    monkeypatch.setattr(transformers, "AutoTokenizer", None)
+    found = load(byt5)
+    text = "ab é日"
+    assert found.tokenizer(text)["input_ids"] == [byte + 3 for byte in text.encode()] + [1]
+    assert (found.model.vocab_size, found.max_source_len, found.pad_id) == (384, 99, 0)
+    special = ["<pad>", "</s>", "<unk>", "<extra_id_0>", "<extra_id_124>"]
+    assert [found.tokenizer.convert_tokens_to_ids(token) for token in special] == [
+        expected.convert_tokens_to_ids(token) for token in special
+    ]
+    save(tmp_path / "again", found)
+    for tokenizer in (found.tokenizer, load(tmp_path / "again").tokenizer):
+        for one in (BYTES, text, "", " "):
+            ids = expected(one)["input_ids"]
+            assert tokenizer(one)["input_ids"] == ids
+            assert tokenizer.decode(ids) == expected.decode(ids)
+
+
+def test_a_stream_of_bytes_breaks_no_character(byt5):
+    """Any number of bytes at a time, and bytes that are no UTF-8 among them."""
+    target = load(byt5)
+    broken = [byte + 3 for byte in b"\xf0\x9fa\x80b"]
+    whole = [*target.tokenizer(BYTES)["input_ids"][:-1], *broken, 1]
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        shown, end, text = None, 0, ""
+        while end < len(whole):
+            end += rng.integers(1, 4)
+            before = text
+            text, shown = outputs.grown(target, [], whole[:end], shown)
+            assert text.startswith(before)
+            assert "\ufffd" not in text
+        assert text == outputs.text_of(target, [], whole)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (200, "the tokenizer has 384 ids and the model only 200"),
+        (1000, "the tokenizer has 384 pieces, and the embedding 1000 rows.*another model's"),
+    ],
+)
+def test_a_vocabulary_that_is_no_byt5s(rows, message, byt5):
+    variant = t5_variants.OTHERS["byt5"]
+    config = {**variant.config, "vocab_size": rows}
+    t5_variants.write(byt5, dataclasses.replace(variant, config=config))
+    with pytest.raises(ValueError, match=message):
+        load(byt5)

@@ -27,7 +27,7 @@ def moved(adapter):
     return jax.tree.map(lambda x: x + jnp.linspace(0.0, 0.1, x.size).reshape(x.shape), adapter)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "umt5"])
 def test_it_starts_as_an_exit_and_is_read_back(family, tmp_path):
     target = random_model(family, 40)
     drafter = kangaroo(target, 1)

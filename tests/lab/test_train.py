@@ -18,7 +18,7 @@ from experiments.train import batches, divergences, loop, train, workdirs
 from experiments.train.batches import Pair
 from experiments.train.train_drafter import DrafterConfig
 from specjax import checkpoints, tasks
-from specjax.models.t5 import T5Config
+from specjax.models.t5 import T5Config, UMT5Config
 from specjax.support.files import Rows, only_writer
 from specjax.tasks.examples import Example
 
@@ -281,13 +281,14 @@ def test_the_rate_of_each_step(warmup, share, expected):
         np.testing.assert_allclose(rates, 2 * np.array(expected), rtol=1e-6)
 
 
-def test_look_around_prefers_neighbours_and_equal_contents():
-    config = T5Config(vocab_size=11, **{**TINY, "num_heads": 8})
+@pytest.mark.parametrize("kind", [T5Config, UMT5Config])
+def test_look_around_prefers_neighbours_and_equal_contents(kind):
+    config = kind(vocab_size=11, **{**TINY, "num_heads": 8})
     model = nnx.merge(*train.make_model(config, seed=0))
-    bias = model.encoder_bias.by_offset(9)
+    bias = model.position_biases("encoder")[-1].by_offset(9)
     assert [int(bias[h].argmax()) - 9 for h in range(4)] == [-1, 1, -2, 2]
     assert (bias[6:] == 0).all()
-    bias = model.decoder_bias.by_offset(9)
+    bias = model.position_biases("decoder")[-1].by_offset(9)
     assert [int(bias[h, :10].argmax()) - 9 for h in range(4)] == [0, -1, -2, -3]
     cross = model.decoder[0].cross
     np.testing.assert_allclose(cross.query.weight[...], cross.kv.weight[...][:32] * 0.5)

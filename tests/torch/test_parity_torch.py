@@ -31,7 +31,7 @@ pytestmark = [
     # transformers' and torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
-NAMES = list(t5_variants.VARIANTS)
+T5S = {**t5_variants.VARIANTS, **t5_variants.OTHERS}
 
 
 @jax.jit
@@ -48,9 +48,9 @@ def our_logits(directory, inputs):
 def saved_by_transformers(directory, variant, **options):
     """A model with random weights of torch's making, layers scaled up, as transformers saves it."""
     raw = {key: value for key, value in variant.raw.items() if key != "architectures"}
-    config = transformers.T5Config(**raw)
+    config = transformers.AutoConfig.for_model(raw.pop("model_type"), **raw)
     torch.manual_seed(0)
-    model = transformers.T5ForConditionalGeneration(config)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
     if variant.own_head:
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight) / 4)
     with torch.no_grad():
@@ -61,9 +61,9 @@ def saved_by_transformers(directory, variant, **options):
     return directory
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", T5S)
 def test_logits_of_what_transformers_saves(name, tmp_path):
-    variant = t5_variants.VARIANTS[name]
+    variant = T5S[name]
     saved_by_transformers(tmp_path, variant)
     inputs = t5_variants.inputs(variant)
     ours = our_logits(tmp_path, inputs)
@@ -71,13 +71,22 @@ def test_logits_of_what_transformers_saves(name, tmp_path):
     np.testing.assert_allclose(ours, torch_logits(tmp_path, *inputs), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", T5S)
 def test_transformers_loads_what_we_save(name, tmp_path):
-    variant = t5_variants.VARIANTS[name]
+    variant = T5S[name]
     inputs = t5_variants.inputs(variant)
     theirs = torch_logits(t5_variants.write(tmp_path / "theirs", variant), *inputs)
     save(tmp_path / "ours", load(tmp_path / "theirs"))
     np.testing.assert_allclose(torch_logits(tmp_path / "ours", *inputs), theirs, atol=1e-6)
+
+
+def test_a_published_umt5_is_not_scaled(tmp_path):
+    """It was trained so; transformers 5 multiplies its logits by d_model^−½."""
+    variant = T5S["umt5"]
+    inputs = t5_variants.inputs(variant)
+    theirs = torch_logits(t5_variants.write(tmp_path, variant), *inputs)
+    scale = variant.raw["d_model"] ** -0.5
+    np.testing.assert_allclose(our_logits(tmp_path, inputs) * scale, theirs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
