@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from specjax.drafters import own_layers
 from specjax.drafters.base import ByModel
 from specjax.drafters.exits import chosen, decoder_of, places
-from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.pytrees import pytree
@@ -50,21 +50,12 @@ class Kangaroo(ByModel):
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The adapter by name, such as "layer.attention.qkv.weight"; projections are (out, in)."""
-        turned, moved = self.target.module().input_first, self._moved()
-        return {
-            _name(path): sharding.restored(np.asarray(_turn(leaf, turned)), moved.get(_name(path)))
-            for path, leaf in jax.tree.leaves_with_path(self.adapter)
-        }
+        return own_layers.stored(self.adapter, self.target, self._places)
 
-    def _moved(self) -> dict[str, np.ndarray]:
-        """The rows that `sharding.moved` moved on a mesh, in the layer that the adapter copies."""
-        prefix = places(self.target.params)[0], self.layers
-        found = sharding.moved(self.target)
-        return {
-            ".".join(map(str, ("layer", *path[2:]))): rows
-            for path, rows in found.items()
-            if path[:2] == prefix
-        }
+    @property
+    def _places(self) -> own_layers.Places:
+        stack, norm = places(self.target.params)
+        return {"layer": (stack, self.layers), "norm": (norm,)}
 
     @classmethod
     def from_tensors(
@@ -76,25 +67,8 @@ class Kangaroo(ByModel):
           ValueError: a tensor is missing, or has the shape of another target's layer.
         """
         start = kangaroo(target, **settings)
-        turned, moved = target.model.module().input_first, start._moved()
-
-        def read(path, leaf):
-            name = _name(path)
-            rows, wanted = moved.get(name), _turn(leaf, turned).shape
-            if rows is not None:
-                wanted = rows.max() + 1, *wanted[1:]
-            found = getattr(tensors.get(name), "shape", None)
-            if found != wanted:
-                raise ValueError(
-                    f"The adapter's {name} has shape {found}, and {target.name} asks for {wanted}: "
-                    "it belongs to another target."
-                )
-            array = tensors[name] if rows is None else tensors[name][rows]
-            found = jnp.asarray(_turn(array, turned), leaf.dtype)
-            placed = target.model.placement is not None
-            return jax.device_put(found, leaf.sharding) if placed else found
-
-        return dataclasses.replace(start, adapter=jax.tree.map_with_path(read, start.adapter))
+        adapter = own_layers.filled(start.adapter, tensors, target, start._places)
+        return dataclasses.replace(start, adapter=adapter)
 
 
 def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
@@ -119,12 +93,3 @@ def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
         )
     adapter = {"layer": params[stack][layers], "norm": params[norm]}
     return Kangaroo(target.model, jax.tree.map(jnp.copy, adapter), layers)
-
-
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def _turn(array: Any, turned: bool) -> Any:
-    """Transpose a turned projection; vectors of a layer stay."""
-    return array.T if turned and array.ndim == 2 else array
