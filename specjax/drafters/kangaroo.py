@@ -44,6 +44,11 @@ class Kangaroo(ByModel):
         params[stack][self.layers], params[norm] = self.adapter["layer"], self.adapter["norm"]
         return dataclasses.replace(self.target, graphdef=graphdef, params=params)
 
+    @property
+    def shared(self) -> tuple[int | None, ...]:
+        """The target's layers; the adapter has keys and values of its own."""
+        return (*range(self.layers), None)
+
     def settings(self) -> dict[str, Any]:
         """The settings for `from_tensors`."""
         return {"layers": self.layers}
