@@ -31,7 +31,7 @@ minutes; for draft-tiny add --config.draft=families/parse/draft-tiny, and expect
 times in 100.
 
 `eagle-parse`, `eagle3-parse`, `medusa-parse`, `medusa2-parse`, `hydra-parse`, `kangaroo-parse` and
-the same of `prose` are drafters that belong to the shipped targets
+the same of `prose`, and `shallow-parse`, are drafters that belong to the shipped targets
 (`experiments.train.train_drafter`); for another add --config.target=runs/target/model. `medusa2`
 trains the target's last layer along, and writes that target too. See docs/drafters.md.
 
@@ -72,6 +72,7 @@ CHOICES = (
     "hydra-prose",
     "kangaroo-parse",
     "kangaroo-prose",
+    "shallow-parse",
     "eagle3-smollm2",
 )
 
@@ -92,7 +93,7 @@ def get_config(model: str = "target") -> ConfigDict:
         return _head()
     if model == "eagle3-smollm2":
         return _eagle_of_smollm2()
-    if model.startswith(("eagle", "medusa", "hydra", "kangaroo")):
+    if model.startswith(("eagle", "medusa", "hydra", "kangaroo", "shallow")):
         return _attached(*model.split("-"))
     if model in ("gpt-97m", "gpt-6m"):
         return _gpt_of_the_paper(model)
@@ -246,6 +247,7 @@ def _attached(kind: str, task: str) -> ConfigDict:
             "hydra": {"heads": 4, "hydra": True},
             # Targets of 6 and 4 layers: of a deeper one take 2.
             "kangaroo": {"layers": 1},
+            "shallow": {"layers": (0, 5)},
         }[kind]
     )  # fmt: skip
     return config

@@ -25,6 +25,7 @@ from specjax import passes
 from specjax.budgets import base as budgets
 from specjax.budgets.base import Budget
 from specjax.dice import Dice, dice_for
+from specjax.drafters import sharing
 from specjax.drafters.base import Drafter, first_distribution, prefill, proposal
 from specjax.drafters.learning import learn_from
 from specjax.models.packing import Packing, unpack
@@ -81,25 +82,32 @@ class Contexts(NamedTuple):
     """The read-only contexts of both models."""
 
     target: Context
-    drafter: Context
+    own: Context
+    """The drafter's, without what it shares with the target's."""
+
+    @property
+    def drafter(self) -> Context:
+        """The drafter's context."""
+        return sharing.joined(self.own, self.target)
 
 
 def start(
     method: Speculative, inputs: Inputs, keys: Key[Array, " B"], budget: Array, buffer_len: int
 ) -> tuple[Contexts, State]:
     """Read the prompt with both models; see `loop.start`."""
-    context, cache = method.target.start(inputs, buffer_len)
+    started = sharing.started(method.target, method.drafter, inputs, buffer_len)
+    context, cache, own_context, drafter = started
+    contexts = Contexts(context, own_context)
     hidden, cache = prefill(method.target, inputs, context, cache)
-    drafter_context, drafter = method.drafter.start(inputs, buffer_len)
     if hidden is not None:
         read = inputs.prompt[:, :-1], jnp.zeros_like(budget), hidden, inputs.prompt_len - 1
-        drafter = method.drafter.observe(*read, drafter_context, drafter)
+        drafter = method.drafter.observe(*read, contexts.drafter, drafter)
     policy = first_state(method.policy, keys, method.gamma_max)
     verify = budgets.first(method.budget, keys, method.gamma_max)
     own = {"cache": cache, "drafter": drafter, "policy": policy, "verify": verify}
     room = {"buffer_len": buffer_len, "gamma_max": method.gamma_max}
     state = begin(inputs, keys, budget, **own, **room)
-    return Contexts(context, drafter_context), state
+    return contexts, state
 
 
 def step(

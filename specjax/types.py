@@ -30,6 +30,15 @@ class Inputs(NamedTuple):
     prompt_len: Int[Array, " B"]  # ≥ 1
 
 
+class Encoding(NamedTuple):
+    """The output of an encoder that has run, for every model that reads it while it starts."""
+
+    output: Float[Array, "B S E"]
+    bias: Any  # (B, 1, 1, S) of the slots, or what stands for it in a context
+    cross: tuple[Any, ...] = ()  # keys and values by decoder layer; None or (): projected anew
+    context: Context = None  # of the target; None while the target itself starts
+
+
 class Layout(NamedTuple):
     """The tree of the K tokens of one call; R is B, or 1 where all rows share one tree.
 
@@ -74,6 +83,23 @@ class Model(Protocol):
 
     def logits(self, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
         """Unnormalised log-probabilities of the next token, V = vocab_size."""
+        ...
+
+
+class EncodingModel(Model, Protocol):
+    """A target whose encoder's output its drafters can read (`specjax.drafters.sharing`)."""
+
+    def encoding(self, inputs: Inputs) -> Encoding | None:
+        """Run the encoder alone; None: there is none."""
+        ...
+
+    def start(
+        self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
+    ) -> tuple[Context, Cache]:
+        """Start as `Model.start` does, from an encoding of these inputs if there is one.
+
+        The context has `cross_bias`, and `cross` by decoder layer.
+        """
         ...
 
 

@@ -1,4 +1,5 @@
-"""Training Kangaroo's adapter towards its target, which stays as it is; `train_drafter` runs it."""
+"""Training Kangaroo's adapter, or a shallow decoder, towards its target, which stays as it is.
+`train_drafter` runs it."""
 
 import dataclasses
 from typing import Any
@@ -10,25 +11,19 @@ from jaxtyping import Int
 from experiments.train import divergences
 from experiments.train.train_drafter import Known, Losses, Trainer, read
 from specjax.drafters.kangaroo import Kangaroo, kangaroo
+from specjax.drafters.shallow import Shallow, shallow
 from specjax.models.checkpoint import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
-class KangarooTrainer(Trainer):
-    """What `train_drafter` needs of a kind: how to begin, and the loss."""
+class ModelTrainer(Trainer):
+    """The loss of drafters that are models: a divergence from the target."""
 
-    layers: int = 2
-    """Of the target that run before the adapter."""
     divergence: str = "forward_kl"
     """From the target's distribution: see `divergences.parse`. Kangaroo's own is the cross-entropy
     with it, forward KL but for a constant."""
 
-    def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Kangaroo:
-        """An early exit of one layer more: nothing in it is random."""
-        del counts, seed
-        return kangaroo(target, self.layers)
-
-    def loss(self, drafter: Kangaroo, known: Known, key: Any) -> Losses:
+    def loss(self, drafter: Kangaroo | Shallow, known: Known, key: Any) -> Losses:
         """The divergence at each position, and α: Σ min(target, draft)."""
         del key
         _, draft = read(drafter.model, known.tokens, known.source, known.source_len)
@@ -39,3 +34,29 @@ class KangarooTrainer(Trainer):
         alpha = (overlap * known.real).sum() / jnp.maximum(count, 1)
         total = (each.reshape(known.real.shape) * known.real).sum()
         return Losses(total, count, {"alpha_1": alpha})
+
+
+@dataclasses.dataclass(frozen=True)
+class KangarooTrainer(ModelTrainer):
+    """What `train_drafter` needs of a Kangaroo."""
+
+    layers: int = 2
+    """Of the target that run before the adapter."""
+
+    def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Kangaroo:
+        """An early exit of one layer more: nothing in it is random."""
+        del counts, seed
+        return kangaroo(target, self.layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShallowTrainer(ModelTrainer):
+    """What `train_drafter` needs of a shallow decoder. The target's encoder is frozen."""
+
+    layers: tuple[int, ...] = (0, 5)
+    """Of the target's decoder, with which it starts."""
+
+    def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Shallow:
+        """An early exit of these layers: nothing in it is random."""
+        del counts, seed
+        return shallow(target, self.layers)

@@ -46,6 +46,7 @@ TRAINERS = {
     "eagle": "experiments.train.eagle:EagleTrainer",
     "kangaroo": "experiments.train.kangaroo:KangarooTrainer",
     "medusa": "experiments.train.medusa:MedusaTrainer",
+    "shallow": "experiments.train.kangaroo:ShallowTrainer",
 }
 
 

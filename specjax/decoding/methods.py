@@ -14,7 +14,7 @@ from specjax.budgets import Budget
 from specjax.budgets import parse as parse_budget
 from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.defaults import GAMMA
-from specjax.drafters import attached
+from specjax.drafters import attached, sharing
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.drafters.branching import branches
 from specjax.drafters.carrying import carries
@@ -250,7 +250,8 @@ def pair(
         draft = drafters.load(draft, target)
     if isinstance(draft, Checkpoint):
         check_pair(target, draft, check_tokens=check_tokens)
-        draft = ModelDrafter(draft.model)
+        shared = sharing.shared_layers(draft.model, target.model)
+        draft = ModelDrafter(draft.model, shared=shared)
     else:
         check_pytree("draft", draft)
         attached.check_target(draft, target)

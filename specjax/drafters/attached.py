@@ -38,6 +38,7 @@ KINDS = {
     "eagle": "specjax.drafters.eagle:Eagle",
     "kangaroo": "specjax.drafters.kangaroo:Kangaroo",
     "medusa": "specjax.drafters.medusa:Medusa",
+    "shallow": "specjax.drafters.shallow:Shallow",
 }
 CONFIG = "config.json"
 POINTS = 3  # numbers of each parameter in a fingerprint

@@ -1,5 +1,6 @@
 """The `Drafter` protocol, and drafting by a model that decodes autoregressively."""
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Shaped
 
 from specjax import sampling as smp
+from specjax.drafters import sharing
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling
-from specjax.types import Cache, Context, Inputs, Model
+from specjax.types import Cache, Context, Encoding, Inputs, Model
 
 PIECE = 512  # tokens of a prompt that are read at once
 
@@ -29,7 +31,7 @@ class Drafter(Protocol):
     all logits it depends on the known tokens alone, so the output's distribution does not change.
 
     A class need not inherit from this one, but then it defines `observe` too. Optional abilities:
-    `learning`, `branching`, `carrying` and `observing`.
+    `learning`, `branching`, `carrying`, `observing` and `sharing`.
     """
 
     if TYPE_CHECKING:  # a property here would be in the way of a field of this name
@@ -121,8 +123,20 @@ class ByModel(Drafter):
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
-    def start(self, inputs, buffer_len):
-        context, cache = started(self.model, inputs, buffer_len)
+    @property
+    def shared(self) -> tuple[int | None, ...] | None:
+        """As `sharing.shared_layers` returns it; None: the model encodes the source itself."""
+        return None
+
+    @property
+    def shares(self) -> bool:
+        """Whether the model reads its target's encoding (`sharing.shares`)."""
+        return self.shared is not None
+
+    def start(self, inputs, buffer_len, encoding=None):
+        if encoding is not None and self.shared is not None:
+            encoding = sharing.for_layers(encoding, self.shared)
+        context, cache = started(self.model, inputs, buffer_len, encoding)
         return context, Fed(cache, inputs.prompt_len - 1)
 
     def observe(self, tokens, start, hidden, count, context, state):
@@ -163,6 +177,9 @@ class ModelDrafter(ByModel):
     """Drafts with a small model."""
 
     model: Model
+    shared: tuple[int | None, ...] | None = dataclasses.field(
+        default=None, kw_only=True, metadata={"static": True}
+    )
 
 
 def prefill(
@@ -194,10 +211,20 @@ def prefill(
     return jnp.concatenate([whole, pieces[-1, :, PIECE - rest :]], axis=1), cache
 
 
-def started(model: Model, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
-    """Context and cache after the prompt, except its last token."""
-    context, cache = model.start(inputs, buffer_len)
-    return context, prefill(model, inputs, context, cache)[1]
+def started(
+    model: Any, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
+) -> tuple[Context, Cache]:
+    """Context and cache after the prompt, except its last token.
+
+    Args:
+      encoding: the target's, for the layers of this model; None: it encodes the source itself.
+    """
+    if encoding is None:
+        context, cache = model.start(inputs, buffer_len)
+        return context, prefill(model, inputs, context, cache)[1]
+    context, cache = model.start(inputs, buffer_len, encoding)
+    whole = sharing.joined(context, encoding.context)
+    return context, prefill(model, inputs, whole, cache)[1]
 
 
 def is_silent(logits: Float[Array, "*batch V"]) -> Bool[Array, "*batch"]:

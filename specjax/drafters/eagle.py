@@ -69,7 +69,7 @@ from specjax.models.llama import (
 from specjax.models.t5 import CrossAttention, T5Config
 from specjax.models.tapped import Tapped, decoder_of
 from specjax.pytrees import pytree
-from specjax.types import Inputs, Model
+from specjax.types import Encoding, Inputs, Model
 
 TABLE = "embed_tokens.weight"  # in the files of a head with its own embedding
 
@@ -240,8 +240,17 @@ class Eagle(Drafter):
         decoder_of(target, "EAGLE")
         return Tapped(target, self.config.taps) if self.config.taps else target  # type: ignore[arg-type]
 
-    def start(self, inputs: Inputs, buffer_len: int):
-        """Make the state; run the target's encoder once more if the layer reads the source."""
+    @property
+    def shares(self) -> bool:
+        """Whether the layer reads the target's encoding (`sharing.shares`)."""
+        return self.config.cross
+
+    def start(self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None):
+        """Make the state, and project the target's encoding if the layer reads the source.
+
+        Args:
+          encoding: None: the target's encoder runs.
+        """
         layer, module = self.config.layer, self.module
         batch = inputs.prompt.shape[0]
         heads, size = layer.num_key_value_heads, layer.head_dim
@@ -255,14 +264,25 @@ class Eagle(Drafter):
         # Fill slot 0 now: a prompt of two tokens has a pass of one position.
         cache = self.module.remember(self.embed(inputs.prompt[:, :1]), first[:, None], end, cache)
         state = EagleState(cache, end + 1, features, first)
-        return self.read(inputs.source, inputs.source_len), state
+        return self.read(inputs.source, inputs.source_len, encoding), state
 
-    def read(self, source: Int[Array, "B S"], source_len: Int[Array, " B"]) -> Source | tuple[()]:
-        """Encode the source for the layer; () if it does not read it."""
+    def read(
+        self,
+        source: Int[Array, "B S"],
+        source_len: Int[Array, " B"],
+        encoding: Encoding | None = None,
+    ) -> Source | tuple[()]:
+        """Encode the source for the layer; () if it does not read it.
+
+        Args:
+          encoding: the target's, of this source; None: its encoder runs.
+        """
         if not self.config.cross:
             return ()
-        encoded, bias = self.target.module().read(source, source_len)
-        return Source(self.module.cross.project(encoded.astype(self.dtype)), bias)
+        if encoding is None:
+            encoding = Encoding(*self.target.module().read(source, source_len))
+        output = encoding.output.astype(self.dtype)
+        return Source(self.module.cross.project(output), encoding.bias)
 
     def observe(self, tokens, start, hidden, count, context, state):
         """Keep the features. If there may have been drafts, compute the block's keys and values

@@ -24,8 +24,8 @@ def early_exit(target: Checkpoint, layers: int | Sequence[int]) -> Checkpoint:
     """Make a draft of some of the target's layers, its final norm and its head.
 
     The draft shares the target's arrays: no weight is copied, and jitted functions get the same
-    buffers twice. Its cache is its own. In a T5 these are layers of the decoder, and the target's
-    encoder runs once for each of the two.
+    buffers twice. Its cache is its own. In a T5 these are layers of the decoder. Beside its target
+    the draft reads the target's encoding, and its layers' keys and values of the source.
 
     Args:
       target: a T5, a GPT-2 or a model of the Llama layout.

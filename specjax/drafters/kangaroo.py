@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from specjax.drafters import own_layers
 from specjax.drafters.base import ByModel
 from specjax.drafters.exits import chosen, decoder_of, places
-from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.pytrees import pytree
@@ -44,35 +44,23 @@ class Kangaroo(ByModel):
         params[stack][self.layers], params[norm] = self.adapter["layer"], self.adapter["norm"]
         return dataclasses.replace(self.target, graphdef=graphdef, params=params)
 
+    @property
+    def shared(self) -> tuple[int | None, ...]:
+        """The target's layers; the adapter has keys and values of its own."""
+        return (*range(self.layers), None)
+
     def settings(self) -> dict[str, Any]:
         """The settings for `from_tensors`."""
         return {"layers": self.layers}
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The adapter by name, such as "layer.attention.qkv.weight"; projections are (out, in)."""
-        turned, moved = self._turned(), self._moved()
-        return {
-            name: sharding.restored(np.asarray(leaf.T if name in turned else leaf), moved.get(name))
-            for path, leaf in jax.tree.leaves_with_path(self.adapter)
-            for name in [_name(path)]
-        }
+        return own_layers.stored(self.adapter, self.target, self._places)
 
-    def _turned(self) -> set[str]:
-        """The projections that `layers.arrange` turned, in the layer that the adapter copies."""
-        return set(self._copied(dict.fromkeys(sharding.turned_paths(self.target.module()))))
-
-    def _moved(self) -> dict[str, np.ndarray]:
-        """The rows that `sharding.moved` moved on a mesh, in the layer that the adapter copies."""
-        return self._copied(sharding.moved(self.target))
-
-    def _copied(self, found: Mapping[tuple, Any]) -> dict[str, Any]:
-        """The values that paths in the target have, by names in the adapter."""
-        prefix = places(self.target.params)[0], self.layers
-        return {
-            ".".join(map(str, ("layer", *path[2:]))): value
-            for path, value in found.items()
-            if path[:2] == prefix
-        }
+    @property
+    def _places(self) -> own_layers.Places:
+        stack, norm = places(self.target.params)
+        return {"layer": (stack, self.layers), "norm": (norm,)}
 
     @classmethod
     def from_tensors(
@@ -84,25 +72,8 @@ class Kangaroo(ByModel):
           ValueError: a tensor is missing, or has the shape of another target's layer.
         """
         start = kangaroo(target, **settings)
-        turned, moved = start._turned(), start._moved()
-
-        def read(path, leaf):
-            name = _name(path)
-            rows, wanted = moved.get(name), leaf.shape[::-1] if name in turned else leaf.shape
-            if rows is not None:
-                wanted = rows.max() + 1, *wanted[1:]
-            found = getattr(tensors.get(name), "shape", None)
-            if found != wanted:
-                raise ValueError(
-                    f"The adapter's {name} has shape {found}, and {target.name} asks for {wanted}: "
-                    "it belongs to another target."
-                )
-            array = tensors[name] if rows is None else tensors[name][rows]
-            found = jnp.asarray(array.T if name in turned else array, leaf.dtype)
-            placed = target.model.placement is not None
-            return jax.device_put(found, leaf.sharding) if placed else found
-
-        return dataclasses.replace(start, adapter=jax.tree.map_with_path(read, start.adapter))
+        adapter = own_layers.filled(start.adapter, tensors, target, start._places)
+        return dataclasses.replace(start, adapter=adapter)
 
 
 def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
@@ -127,7 +98,3 @@ def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
         )
     adapter = {"layer": params[stack][layers], "norm": params[norm]}
     return Kangaroo(target.model, jax.tree.map(jnp.copy, adapter), layers)
-
-
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")

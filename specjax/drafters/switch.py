@@ -22,7 +22,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax.checkpoints.compatibility import check_ids, check_pair
-from specjax.drafters import attached, choices, loading
+from specjax.drafters import attached, choices, loading, sharing
 from specjax.drafters.base import Drafter, ModelDrafter, is_silent
 from specjax.drafters.branching import branches
 from specjax.drafters.choices import Choice, Evidence
@@ -71,8 +71,14 @@ class Switch(Drafter):
         views = (seen_by(drafter, target) for drafter in self.drafters)
         return next((view for view in views if view is not target), target)
 
-    def start(self, inputs, buffer_len):
-        started = (drafter.start(inputs, buffer_len) for drafter in self.drafters)
+    @property
+    def shares(self) -> bool:
+        """Whether some drafter reads the target's encoding (`sharing.shares`)."""
+        return any(map(sharing.shares, self.drafters))
+
+    def start(self, inputs, buffer_len, encoding=None):
+        known = inputs, buffer_len, encoding
+        started = (sharing.start(drafter, *known) for drafter in self.drafters)
         contexts, states = zip(*started, strict=True)
         size = len(inputs.prompt_len), len(self.drafters)
         chosen, live = jnp.zeros(size[:1], jnp.int32), jnp.ones(size[:1], bool)
@@ -246,7 +252,8 @@ def switch(
         loaded = (load or _loader(target))(one) if isinstance(one, str) else one
         if isinstance(loaded, Checkpoint):
             check_pair(target, loaded, check_tokens=check_tokens)
-            loaded = Latecomer(loaded.model)
+            shared = sharing.shared_layers(loaded.model, target.model)
+            loaded = Latecomer(loaded.model, shared=shared)
         else:
             named.check("drafter", loading.name_of(one), loaded, Drafter)
             attached.check_target(loaded, target)

@@ -12,7 +12,7 @@ from specjax.models.layers import Decoder, arrange
 from specjax.models.packing import Packing
 from specjax.models.sharding import Placement
 from specjax.pytrees import pytree
-from specjax.types import Cache, Context, Inputs, Layout
+from specjax.types import Cache, Context, Encoding, Inputs, Layout
 
 
 @pytree
@@ -71,9 +71,23 @@ class LanguageModel:
         """Build the module again, with the same arrays in variables of its own."""
         return nnx.merge(self.graphdef, self.params, copy=True)
 
-    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
-        """Encode inputs, and make an empty cache; see `Model.start`."""
-        started = self.module().start(inputs, buffer_len)
+    def encoding(self, inputs: Inputs) -> Encoding | None:
+        """Run the encoder alone. None: there is none whose output drafters can share."""
+        module = self.module()
+        if not hasattr(module, "encoder_params"):
+            return None
+        return Encoding(*module.read(inputs.source, inputs.source_len))
+
+    def start(
+        self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
+    ) -> tuple[Context, Cache]:
+        """Encode inputs, and make an empty cache; see `Model.start`.
+
+        Args:
+          encoding: of the inputs, from a model with this encoder. None: the encoder runs.
+        """
+        given = () if encoding is None else (encoding,)  # a user's module may take none
+        started = self.module().start(inputs, buffer_len, *given)
         return started if self.placement is None else self.placement.begun(*started)
 
     def __call__(

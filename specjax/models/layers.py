@@ -195,6 +195,18 @@ def quantise_weights(module: M) -> M:
     return module
 
 
+def widen_weights(module: M, dtype: Any) -> M:
+    """Undo `quantise_weights` in place, up to rounding, and return the module."""
+    for _, layer in list(nnx.iter_graph(module)):
+        for name, turned in layer.matrices().items() if hasattr(layer, "matrices") else ():
+            matrix, scale = (getattr(layer, part) for part in (name, f"{name}_scale"))
+            if scale is not None:
+                by_row = jnp.expand_dims(scale[...], 0 if turned else 1)
+                matrix.set_value((matrix[...].astype(by_row.dtype) * by_row).astype(dtype))
+                delattr(layer, f"{name}_scale")
+    return module
+
+
 def narrow_weights(module: M, dtype: Any) -> M:
     """Cast all projections, embeddings and heads of a module to `dtype` in place, and return it.
 

@@ -33,7 +33,7 @@ from specjax.models.layers import (
     split_heads,
 )
 from specjax.models.packing import Packing, pack, unpack
-from specjax.types import Inputs, Layout
+from specjax.types import Encoding, Inputs, Layout, Params
 
 PLAIN = {
     "relu": jax.nn.relu,
@@ -335,16 +335,25 @@ class T5(Decoder):
         self.decoder = nnx.List(self.decoder[i] for i in layers)
         self.config = dataclasses.replace(self.config, num_decoder_layers=len(layers))
 
-    def encode(self, source: Array, source_len: Array) -> Context:
+    def encode(self, source: Array, source_len: Array, encoding: Encoding | None = None) -> Context:
         """Run the encoder once and project its output for every decoder layer.
 
-        Args: those of `read`.
+        Args:
+          source, source_len: as in `read`.
+          encoding: of this source. None: the encoder runs.
         """
-        encoded, source_bias = self.read(source, source_len)
-        cross = tuple(layer.cross.project(encoded) for layer in self.decoder)
-        if self.int8_cache:
-            cross = tuple(kv.quantised() for kv in cross)
-        return Context(cross, source_bias, None)
+        if encoding is None:
+            encoding = Encoding(*self.read(source, source_len))
+        encoded = encoding.output.astype(self.dtype)
+
+        def project(layer: DecoderLayer) -> KV:
+            kv = layer.cross.project(encoded)
+            return kv.quantised() if self.int8_cache else kv
+
+        known = encoding.cross or (None,) * len(self.decoder)
+        pairs = zip(self.decoder, known, strict=True)
+        cross = tuple(project(layer) if kv is None else kv for layer, kv in pairs)
+        return Context(cross, encoding.bias, None)
 
     def read(self, source: Array, source_len: Array) -> tuple[Array, Array]:
         """Run the encoder: its output, (B, S, E), and the bias of its slots, (B, 1, 1, S).
@@ -366,9 +375,26 @@ class T5(Decoder):
             x = layer(x, bias)
         return self.encoder_norm(x), source_bias
 
-    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, tuple[KV, ...]]:
-        """Encode, and make an empty cache of `buffer_len` slots."""
-        context, cache = super().start(inputs, buffer_len)
+    @staticmethod
+    def encoder_params(params: Params) -> tuple[Params, list[Params]]:
+        """The parameters that `read` reads, and by decoder layer those that project its output.
+
+        Two models in which these are the same arrays have the same keys and values.
+        """
+        names = ("embedding", "embedding_scale", "encoder", "encoder_bias", "encoder_norm")
+        layers = [params["decoder"][i]["cross"]["kv"] for i in sorted(params["decoder"])]
+        return [params.get(name) for name in names], layers
+
+    def start(
+        self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
+    ) -> tuple[Context, tuple[KV, ...]]:
+        """Encode, and make an empty cache of `buffer_len` slots.
+
+        Args:
+          encoding: as in `encode`.
+        """
+        context = self.encode(inputs.source, inputs.source_len, encoding)
+        cache = self.empty_cache(inputs.prompt.shape[0], buffer_len)
         return context._replace(self_biases=self.by_offset(buffer_len)), cache
 
     def by_offset(self, length: int) -> tuple[Array, ...]:

@@ -9,7 +9,7 @@ from specjax.models.language_model import LanguageModel
 from specjax.models.layers import Decoder
 from specjax.models.packing import Packing
 from specjax.pytrees import pytree
-from specjax.types import Cache, Context, Inputs, Layout
+from specjax.types import Cache, Context, Encoding, Inputs, Layout
 
 
 @pytree
@@ -30,9 +30,15 @@ class Tapped:
         """The number of ids."""
         return self.model.vocab_size
 
-    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
-        """Encode inputs, and make an empty cache; see `Model.start`."""
-        return self.model.start(inputs, buffer_len)
+    def encoding(self, inputs: Inputs) -> Encoding | None:
+        """Run the encoder alone; see `LanguageModel.encoding`."""
+        return self.model.encoding(inputs)
+
+    def start(
+        self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
+    ) -> tuple[Context, Cache]:
+        """Encode inputs, and make an empty cache; see `LanguageModel.start`."""
+        return self.model.start(inputs, buffer_len, encoding)
 
     def __call__(
         self,

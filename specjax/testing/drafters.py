@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.drafters import observing
+from specjax.drafters import observing, sharing
 from specjax.drafters.base import Drafter, prefill
 from specjax.pytrees import check_pytree
 from specjax.rules import AcceptanceRule, Token
@@ -98,9 +98,9 @@ def _room(inputs: Inputs) -> int:
 
 @quickly
 def _start(drafter, target, inputs: Inputs) -> Verified:
-    context, cache = target.start(inputs, _room(inputs))
+    context, cache, own, state = sharing.started(target, drafter, inputs, _room(inputs))
+    own = sharing.joined(own, context)
     hidden, cache = prefill(target, inputs, context, cache)
-    own, state = drafter.start(inputs, _room(inputs))
     if hidden is not None:
         zeros = jnp.zeros_like(inputs.prompt_len)
         known = inputs.prompt_len - 1

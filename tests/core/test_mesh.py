@@ -61,7 +61,13 @@ HOW = [
 HOW.append(case("t5 odd", "model=2", 1.0, narrow=True))
 ATTACHED = [
     case(kind, mesh, temperature, draft=draft)
-    for kind, draft in (("gpt2", "kangaroo"), ("t5", "eagle"), ("llama", "early_exit(layers=1)"))
+    for kind, draft in (
+        ("gpt2", "kangaroo"),
+        ("t5", "eagle"),
+        ("t5", "shallow"),
+        ("t5", "early_exit(layers=1)"),
+        ("llama", "early_exit(layers=1)"),
+    )
     for temperature in (0.0, 1.0)
     for mesh in ("model=4",)
 ]
@@ -239,7 +245,8 @@ def test_every_kind_on_every_mesh(models, kind):
 @pytest.mark.slow
 def test_drafters_that_belong_to_a_target(models):
     attach = [
-        ("attach", kind, {"drafter": d}) for kind, d in (("gpt2", "kangaroo"), ("t5", "eagle"))
+        ("attach", kind, {"drafter": d})
+        for kind, d in (("gpt2", "kangaroo"), ("t5", "eagle"), ("t5", "shallow"))
     ]
     cases = [*attach, *ATTACHED, *map(alone, ATTACHED), *map(by_turns, ATTACHED)]
     answers = ask(models, cases)

@@ -14,6 +14,7 @@ from specjax.checkpoints.own import wrap
 from specjax.drafters import loading, ngram
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.drafters.kangaroo import kangaroo
+from specjax.drafters.shallow import shallow
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rules import Token, at_position
@@ -84,6 +85,7 @@ DRAFTERS = {  # the family of the target, "" for a table; the draft, by name or 
     "early_exit": ("llama", "early_exit(layers=1)"),
     "frequent": ("t5", "frequent(draft='early_exit(layers=1)', share=0.5)"),
     "kangaroo": ("gpt2", lambda target: kangaroo(target, 1)),
+    "shallow": ("t5", lambda target: shallow(target, 1)),
     "eagle 1": ("t5", lambda target: eagle_of(target, 1)),
     "eagle 3": ("gpt2", lambda target: eagle_of(target, 3)),
     "medusa": ("t5", lambda target: medusa.init(target.model, 2)),

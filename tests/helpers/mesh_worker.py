@@ -252,10 +252,14 @@ def refused(directory, kind, *, target, draft):
 
 def attach(directory, kind, *, drafter):
     """Write an untrained drafter of the target."""
-    from specjax.drafters import attached, eagle, kangaroo
+    from specjax.drafters import attached, eagle, kangaroo, shallow
 
     target = checkpoints.load(directory / kind / "target")
-    make = {"eagle": eagle.fresh, "kangaroo": lambda target: kangaroo.kangaroo(target, 1)}
+    make = {
+        "eagle": eagle.fresh,
+        "kangaroo": lambda target: kangaroo.kangaroo(target, 1),
+        "shallow": lambda target: shallow.shallow(target, 1),
+    }
     found = make[drafter](target)
     attached.save(directory / kind / drafter, found, target, dtype=np.float32)
 

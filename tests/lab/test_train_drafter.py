@@ -191,6 +191,7 @@ KINDS = {
     "eagle": ({"heads": 2, "inner": 16, "token_weight": 1.0}, "alpha_1"),
     "medusa": ({"heads": 2, "hydra": True}, "loss_2"),
     "kangaroo": ({"layers": 1}, "alpha_1"),
+    "shallow": ({"layers": (0, 2)}, "alpha_1"),
 }
 
 
