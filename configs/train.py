@@ -99,7 +99,8 @@ def get_config(model: str = "target") -> ConfigDict:
     return _gpt(model) if model.startswith("gpt-") else _t5(model)
 
 
-def _common() -> ConfigDict:
+def common() -> ConfigDict:
+    """The fields of every model, as the embedded families have them."""
     config = ConfigDict()
     config.task_file = ""  # of the jsonl task: "train.jsonl,validation.jsonl,test.jsonl"
     config.max_examples = 0  # 0: all
@@ -139,7 +140,7 @@ def _common() -> ConfigDict:
 
 
 def _t5(model: str) -> ConfigDict:
-    config = _common()
+    config = common()
     config.task = "parse"
     config.family = "t5"
     config.max_source_len = 64
@@ -177,7 +178,7 @@ def _t5(model: str) -> ConfigDict:
 
 
 def _gpt(model: str) -> ConfigDict:
-    config = _common()
+    config = common()
     config.task = "prose"
     config.family = "gpt2"
     config.max_source_len = 256

@@ -262,6 +262,22 @@ def teacher_loss(
     return (losses * real).sum(), real.sum()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """A compiled training step with what is constant in it."""
+
+    compiled: Any
+    trainer: "Trainer"
+    constants: Any  # the teacher's parameters
+
+    def __call__(self, params, opt_state, batch: Batch):
+        return self.compiled(*self.arguments(params, opt_state, batch))
+
+    def arguments(self, params, opt_state, batch: Batch) -> tuple:
+        """What `compiled` takes: the first two are donated."""
+        return params, opt_state, self.trainer.parts(batch), self.constants
+
+
 @dataclasses.dataclass(frozen=True)
 class Trainer:
     """The jitted functions of a run: one training step, and the loss of one batch."""
@@ -355,10 +371,7 @@ class Trainer:
         if layout is not None:
             state = layout.of_matrices(jax.eval_shape(optimizer.init, layout.params))
             where = layout.shardings, state, layout.placement.sharding()
-        compiled = jax.jit(step, donate_argnums=(0, 1), out_shardings=where)
-        return lambda params, opt_state, batch: compiled(
-            params, opt_state, self.parts(batch), constants
-        )
+        return Step(jax.jit(step, donate_argnums=(0, 1), out_shardings=where), self, constants)
 
     def _narrow(self, params):
         return jax.tree.map(lambda x: x.astype(self.dtype), params)
@@ -524,7 +537,8 @@ def _run(config: TrainConfig, directory: pathlib.Path, saved: pathlib.Path) -> d
     layout = Layout.of(graphdef, params, placement)
     exits = Exits(config.exits, config.exit_weight, config.layer_dropout)
     exits.check(nnx.merge(graphdef, params).cache_shape()[0])
-    teacher = _other(config, "teacher", tokenizer, mesh=placement.mesh)
+    narrow = None if config.compute_dtype == "float32" else config.compute_dtype
+    teacher = _other(config, "teacher", tokenizer, mesh=placement.mesh, dtype=narrow)
     trainer = Trainer(
         graphdef,
         loop.optimizer(config),

@@ -1,0 +1,83 @@
+"""What `test_train_mesh` asks of eight virtual CPU devices.
+
+    python train_worker.py < cases.json
+
+Each case is keyword arguments of `steps`. Prints a JSON line for each.
+"""
+
+import json
+import os
+import sys
+
+if __name__ == "__main__":
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=8"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import mesh_worker
+import plan_worker
+from experiments.train import meshes, train
+from experiments.train.batches import Batch
+from experiments.train.meshes import Layout
+from experiments.train.modes import Mode
+
+SHAPE = mesh_worker.KINDS["t5"]
+STEPS = 3
+
+
+def batch() -> Batch:
+    """Eight rows, of several lengths."""
+    rng = np.random.default_rng(0)
+    source, target = (rng.integers(2, 40, (8, size), np.int32) for size in (6, 5))
+    lengths = [rng.integers(1, size + 1, 8, np.int32) for size in (6, 5)]
+    return Batch(source, lengths[0], target, lengths[1])
+
+
+def trainer_on(mesh: str, *, accumulate=2, dropout=0.1, remat=True, dtype="float32"):
+    """A trainer, and parameters that lie on the mesh."""
+    placement = meshes.placement_for(SHAPE, mesh)
+    made = train.make_model(SHAPE, seed=0)
+    graphdef, params = meshes.placed(nnx.merge(*made), placement)
+    layout = Layout.of(graphdef, params, placement)
+    # Matrices of this size have factored moments too.
+    optimizer = optax.adafactor(1e-2, min_dim_size_to_factor=16)
+    trainer = train.Trainer(
+        graphdef, optimizer, layout=layout, accumulate=accumulate, mode=Mode(dropout, remat),
+        dtype=jnp.dtype(dtype),
+    )  # fmt: skip
+    return trainer, params
+
+
+def steps(mesh: str, **how):
+    """Losses of some steps, bytes that each device holds, and the collectives of a step."""
+    trainer, params = trainer_on(mesh, **how)
+    state = trainer.init(params)
+    held = [max(plan_worker.held(tree)) for tree in (params, state)]
+    where = [x.sharding for x in jax.tree.leaves((params, state))]
+    before = float(np.divide(*map(float, trainer.loss(params, batch()))))
+    arguments = trainer.step.arguments(params, state, batch())
+    program = trainer.step.compiled.lower(*arguments).compile()
+    losses = []
+    for _ in range(STEPS):
+        params, state, loss = program(*trainer.step.arguments(params, state, batch()))
+        losses.append(float(loss))
+    after = [x.sharding for x in jax.tree.leaves((params, state))]
+    return {
+        "losses": losses,
+        "held_out": [before, float(np.divide(*map(float, trainer.loss(params, batch()))))],
+        "held": held,
+        "kept": where == after,
+        "temporaries": program.memory_analysis().temp_size_in_bytes,
+        "collectives": mesh_worker.collectives(program.as_text()),
+    }
+
+
+if __name__ == "__main__":
+    for case in json.load(sys.stdin):
+        print(json.dumps(steps(**case)), flush=True)
