@@ -130,7 +130,7 @@ class Stored(NamedTuple):
     """The place and the form in which checkpoints hold parameters."""
 
     directory: pathlib.Path  # of several joined processes: one that all share
-    form: Callable[[Progress], Any] = lambda progress: progress.params
+    form: Callable[[Any], Any] = lambda params: params
     params: Callable[[Any], Any] = lambda form: form  # the inverse
 
 
@@ -157,7 +157,7 @@ def fit(
     stored = stored or Stored(directory / "checkpoints")
 
     def kept(progress: Progress) -> Progress:
-        return Progress(stored.form(progress), progress.opt_state)
+        return Progress(stored.form(progress.params), progress.opt_state)
 
     with ocp.CheckpointManager(
         stored.directory.absolute(),

@@ -299,11 +299,15 @@ class Trainer:
     @functools.cached_property
     def init(self):
         """params → optimizer state; on a mesh each device makes its part."""
+        return jax.jit(self._optimizer.init, out_shardings=self._where and self._where[1])
+
+    @functools.cached_property
+    def _where(self) -> tuple[Any, Any] | None:
+        """The shardings of parameters and of optimizer state."""
         if self.layout is None:
-            return self.optimizer.init
-        made = self._optimizer.init
-        where = self.layout.of_matrices(jax.eval_shape(made, self.layout.params))
-        return jax.jit(made, out_shardings=where)
+            return None
+        state = jax.eval_shape(self._optimizer.init, self.layout.params)
+        return self.layout.shardings, self.layout.of_matrices(state)
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
@@ -367,10 +371,7 @@ class Trainer:
             updates, opt_state = optimizer.update(gradient, opt_state, params)
             return optax.apply_updates(params, updates), opt_state, value / count
 
-        where = None
-        if layout is not None:
-            state = layout.of_matrices(jax.eval_shape(optimizer.init, layout.params))
-            where = layout.shardings, state, layout.placement.sharding()
+        where = layout and (*self._where, layout.placement.sharding())
         return Step(jax.jit(step, donate_argnums=(0, 1), out_shardings=where), self, constants)
 
     def _narrow(self, params):
@@ -578,9 +579,10 @@ def _run(config: TrainConfig, directory: pathlib.Path, saved: pathlib.Path) -> d
         *progress, loss = (trainer.step_with_teacher if taught else trainer.step)(*progress, batch)
         return Progress(*progress), loss
 
+    matrices = layout.of_matrices(jax.eval_shape(layout.apart, layout.params))
     stored = Stored(
         saved,
-        lambda progress: jax.jit(layout.apart)(progress.params),
+        jax.jit(layout.apart, out_shardings=matrices),
         jax.jit(layout.together, out_shardings=layout.shardings),
     )
     progress = Progress(params, trainer.init(params))
@@ -743,9 +745,8 @@ def _other(config: TrainConfig, field: str, tokenizer, **how: Any) -> checkpoint
     name = getattr(config, field)
     if not name:
         return None
-    found = checkpoints.load(name, **how)
-    _check_vocabulary(config, field, found, tokenizer)
-    return found
+    _check_vocabulary(config, field, checkpoints.outline(name), tokenizer)
+    return checkpoints.load(name, **how)
 
 
 def _check_vocabulary(
