@@ -21,7 +21,6 @@ import optax
 from flax import nnx
 
 import mesh_worker
-import plan_worker
 from experiments.train import meshes, train
 from experiments.train.batches import Batch
 from experiments.train.meshes import Layout
@@ -54,11 +53,17 @@ def trainer_on(mesh: str, *, accumulate=2, dropout=0.1, remat=True, dtype="float
     return trainer, params
 
 
+def on_first(tree) -> int:
+    """Bytes on the first device."""
+    shards = (leaf.addressable_shards[0] for leaf in jax.tree.leaves(tree))
+    return sum(shard.data.nbytes for shard in shards)
+
+
 def steps(mesh: str, **how):
     """Losses of some steps, bytes that each device holds, and the collectives of a step."""
     trainer, params = trainer_on(mesh, **how)
     state = trainer.init(params)
-    held = [max(plan_worker.held(tree)) for tree in (params, state)]
+    held = [on_first(tree) for tree in (params, state)]
     where = [x.sharding for x in jax.tree.leaves((params, state))]
     before = float(np.divide(*map(float, trainer.loss(params, batch()))))
     arguments = trainer.step.arguments(params, state, batch())

@@ -220,6 +220,26 @@ def test_what_cannot_be_planned(run, flags, message):
     assert message in line
 
 
+def test_a_plan_of_training(run, tmp_path):
+    """A small v1.1, whose float32 weights are cut in two; norms and positions are not."""
+    outcome = run(
+        "--config=configs/paper_train.py:t5-v1_1-small_en-de", "--mesh=data=4,model=2",
+        "--config.buckets=((64, 64),)", "--config.target_tokens=4096", "--memory=1GB",
+        f"--workdir={tmp_path}",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.stderr
+    (row,) = map(json.loads, (tmp_path / "plan.jsonl").read_text().splitlines())
+    assert 4 * 76_961_152 / 2 < row["weights"] < 1.001 * 4 * 76_961_152 / 2
+    assert row["gradients"] == 1.5 * row["weights"] == 3 * row["copies"]
+    assert row["optimizer"] < 0.01 * row["weights"]  # sums of rows and columns
+    # By hand: at least the input of each layer and the logits, for 16 rows of 64 on each device.
+    assert row["activations"] > 16 * 64 * (16 * 512 * 2 + 32128 // 2 * 4)
+    assert "True" in outcome.stdout
+    outcome = run("--config=configs/paper_train.py:t5-v1_1-small_en-de", "--mesh=model=4")
+    assert outcome.status == 1
+    assert "num_heads=6 cannot be split over 4 devices" in outcome.stderr
+
+
 def test_units():
     amount = importlib.import_module("experiments.plan.__main__").amount
 
