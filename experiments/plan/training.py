@@ -66,6 +66,26 @@ def need(config: TrainConfig, shape: Any, mesh: str) -> Bytes:
     )
 
 
+def tokens_a_second(config: TrainConfig, shape: Any, mesh: str, flops: float) -> float:
+    """The most target tokens a second, in rows of the longest bucket.
+
+    Each matrix takes 2 operations for a token that it reads and 4 in the backward pass, and with
+    `remat` 2 more. Attention, the optimizer and all that devices send come on top.
+
+    Args:
+      flops: operations of one device in a second.
+    """
+    layout, (source, target) = layout_of(shape, mesh), config.buckets[-1]
+    work = 0.0
+    for path, slot in nnx.to_flat_state(layout.params):
+        looked_up = path == ("embedding",) and not shape.tie_word_embeddings
+        if len(slot.shape) == 2 and not looked_up:
+            of_source = path[0] == "encoder" or path[-3:-1] == ("cross", "kv")
+            work += math.prod(slot.shape) * (source if of_source else target)
+    devices = math.prod(meshes.sizes_of(mesh))
+    return target * devices * flops / (work * (8 if config.remat else 6))
+
+
 def layout_of(shape: Any, mesh: str) -> Layout:
     """The layout of a model of this shape; no device is needed."""
     sizes = sharding.sizes_of(mesh or f"{DATA}=1")

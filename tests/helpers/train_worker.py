@@ -7,6 +7,7 @@ Each case is keyword arguments of `steps`. Prints a JSON line for each.
 
 import json
 import os
+import re
 import sys
 
 if __name__ == "__main__":
@@ -59,8 +60,18 @@ def on_first(tree) -> int:
     return sum(shard.data.nbytes for shard in shards)
 
 
+def collectives(program: str) -> dict[str, int]:
+    """The largest array of each kind of collective, by its number of elements."""
+    found = {}
+    for shapes, kind in mesh_worker.COLLECTIVE.findall(program):
+        for sizes in re.findall(r"\w+\[([\d,]*)\]", shapes):
+            count = int(np.prod([int(size) for size in sizes.split(",") if size]))
+            found[kind] = max(found.get(kind, 0), count)
+    return found
+
+
 def steps(mesh: str, **how):
-    """Losses of some steps, bytes that each device holds, and the collectives of a step."""
+    """Losses of some steps, bytes that a device holds, and the collectives of a step."""
     trainer, params = trainer_on(mesh, **how)
     state = trainer.init(params)
     held = [on_first(tree) for tree in (params, state)]
@@ -79,7 +90,7 @@ def steps(mesh: str, **how):
         "held": held,
         "kept": where == after,
         "temporaries": program.memory_analysis().temp_size_in_bytes,
-        "collectives": mesh_worker.collectives(program.as_text()),
+        "collectives": collectives(program.as_text()),
     }
 
 

@@ -225,10 +225,12 @@ def test_a_plan_of_training(run, tmp_path):
     outcome = run(
         "--config=configs/paper_train.py:t5-v1_1-small_en-de", "--mesh=data=4,model=2",
         "--config.buckets=((64, 64),)", "--config.target_tokens=4096", "--memory=1GB",
-        f"--workdir={tmp_path}",
+        "--flops=100T/s", f"--workdir={tmp_path}",
     )  # fmt: skip
     assert outcome.status == 0, outcome.stderr
     (row,) = map(json.loads, (tmp_path / "plan.jsonl").read_text().splitlines())
+    # Eight operations for each of the 60.5 million parameters of matrices but the embedding.
+    assert row["tokens/s"] == pytest.approx(8 * 100e12 / (8 * 60.5e6), rel=0.01)
     assert 4 * 76_961_152 / 2 < row["weights"] < 1.001 * 4 * 76_961_152 / 2
     assert row["gradients"] == 1.5 * row["weights"] == 3 * row["copies"]
     assert row["optimizer"] < 0.01 * row["weights"]  # sums of rows and columns
