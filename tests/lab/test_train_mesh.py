@@ -87,7 +87,7 @@ def test_a_device_holds_its_part_and_the_plan_says_it(found, mesh):
 
 
 def test_a_step_exchanges_sums_alone(found):
-    """Gradients over rows, activations over parts. All else is a vector: no weights are gathered."""
+    """Gradients over rows, activations over parts. No weights are gathered, only vectors."""
     assert not found[""]["collectives"]
     for mesh in MESHES:
         largest = dict(found[mesh]["collectives"])
