@@ -93,9 +93,10 @@ def show_training(config, meshes: Sequence[str], memory: float | None, args) -> 
         settings = TrainConfig(**fields_of(config) | {"mesh": mesh})
         shape = checkpoints.described(PUBLISHED.get(config.start, config.start)).config
         found = training.need(settings, shape, mesh)._asdict()
-        rows.append({"start": config.start, "mesh": mesh, "memory": memory, **found})
+        row = {"start": config.start, "mesh": mesh, "memory": memory, "flops": flops, **found}
+        rows.append(row | {"dtype": config.compute_dtype, "batch": config.target_tokens})
+        rows[-1]["seed"] = config.seed
         rows[-1]["in all"] = sum(found.values())
-        rows[-1]["flops"], rows[-1]["tokens/s"] = flops, None
         if flops:
             rows[-1]["tokens/s"] = training.tokens_a_second(settings, shape, mesh, flops)
     if workdir:

@@ -1,5 +1,6 @@
 """A plan of a run: what arrays take on a mesh, what fits, and what no run is faster than."""
 
+import dataclasses
 import importlib
 import itertools
 import json
@@ -17,9 +18,10 @@ import t5_variants
 from configs import paper as paper_config
 from configs import plan as plan_config
 from experiments.benchmark.cases import SHAPES, step_bytes
-from experiments.plan import parts
+from experiments.plan import parts, training
 from experiments.plan.parts import Call
 from experiments.plan.published import PUBLISHED
+from experiments.train import train
 from specjax import checkpoints, decoding
 from specjax.batching import bucket
 from specjax.models.memory import Need
@@ -237,6 +239,15 @@ def test_a_plan_of_training(run, tmp_path):
     # By hand: at least the input of each layer and the logits, for 16 rows of 64 on each device.
     assert row["activations"] > 16 * 64 * (16 * 512 * 2 + 32128 // 2 * 4)
     assert "True" in outcome.stdout
+    config = train.TrainConfig(buckets=((64, 64),), target_tokens=4096, remat=False)
+    layout = training.layout_of(
+        checkpoints.described(PUBLISHED["google/t5-v1_1-small"]).config, "data=4,model=2"
+    )
+    kept = [
+        training.activations(dataclasses.replace(config, remat=again), layout, (64, 64))
+        for again in (False, True)
+    ]
+    assert kept[0] > 4 * kept[1]
     outcome = run("--config=configs/paper_train.py:t5-v1_1-small_en-de", "--mesh=model=4")
     assert outcome.status == 1
     assert "num_heads=6 cannot be split over 4 devices" in outcome.stderr

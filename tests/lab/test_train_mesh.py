@@ -4,7 +4,6 @@ A process of its own, `train_worker`, has eight virtual devices.
 """
 
 import dataclasses
-import functools
 import json
 import os
 import signal
@@ -32,7 +31,7 @@ from experiments.train import tokenizer as tokenizers
 from experiments.train.batches import Pair
 from experiments.train.loop import fields_of
 from experiments.train.meshes import Layout
-from experiments.train.modes import Drop, Mode
+from experiments.train.modes import Drop
 from specjax import checkpoints, generate, tasks
 from specjax.models import sharding
 from specjax.models.sharding import Placement
@@ -49,7 +48,7 @@ MESHES = ("data=2", "data=2,model=2", "data=2,model=4")
 @pytest.fixture(scope="module")
 def found():
     """What the worker says of some steps, by the mesh."""
-    cases = [{"mesh": mesh} for mesh in ("", *MESHES)]
+    cases = [{"mesh": mesh, "remat": bool(mesh)} for mesh in ("", *MESHES)]
     run = subprocess.run(
         [sys.executable, train_worker.__file__], input=json.dumps(cases), text=True,
         capture_output=True, check=False,
@@ -62,11 +61,11 @@ def found():
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_losses_are_those_of_one_device(found, mesh):
-    """With dropout, whose masks do not depend on the mesh."""
-    here, there = found[""], found[mesh]
-    assert here["losses"][-1] < here["losses"][0] != here["held_out"][0]
-    np.testing.assert_allclose(there["losses"], here["losses"], rtol=2e-6)
-    np.testing.assert_allclose(there["held_out"], here["held_out"], rtol=2e-6)
+    """With dropout, whose masks do not depend on the mesh, and with layers that are computed again,
+    which one device keeps here."""
+    here, there = found[""]["losses"], found[mesh]["losses"]
+    assert here[-1] < here[0]
+    np.testing.assert_allclose(there, here, rtol=2e-6)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -87,12 +86,15 @@ def test_a_device_holds_its_part_and_the_plan_says_it(found, mesh):
 
 
 def test_a_step_exchanges_sums_alone(found):
-    """Gradients over rows, activations over parts. No weights are gathered, only vectors."""
+    """Gradients over rows, activations over parts. No matrices are gathered, but for the position
+    biases of heads that other devices have."""
     assert not found[""]["collectives"]
     for mesh in MESHES:
         largest = dict(found[mesh]["collectives"])
         assert largest.pop("all-reduce") > 100
-        assert max(largest.values(), default=0) <= 2 * train_worker.SHAPE.d_ff, largest
+        shape = train_worker.SHAPE
+        biases = shape.relative_attention_num_buckets * shape.num_heads
+        assert max(largest.values(), default=0) <= biases < shape.d_model * shape.d_ff, largest
 
 
 # --- the parts of it -----------------------------------------------------------------------------
@@ -126,24 +128,6 @@ def test_matrices_are_those_of_a_checkpoint_on_every_mesh():
     queries = split.apart(updates)["decoder/0/attention/qkv/weight/0"]
     scale = np.sqrt(np.mean(np.square(here["decoder/0/attention/qkv/weight/0"])))
     np.testing.assert_allclose(queries, -1e-2 * max(scale, 1e-3), rtol=1e-5)
-
-
-def test_layers_that_are_computed_again_give_the_same_gradient():
-    shape, batch = train_worker.SHAPE, train_worker.batch()
-    graphdef, params = train.make_model(shape, seed=0)
-
-    def gradient(mode):
-        active = functools.partial(mode, key=jax.random.key(1))
-        return jax.grad(lambda p: train.data_loss(graphdef, p, batch, active)[0])(params)
-
-    plain, again = (jax.jit(gradient, static_argnums=0)(Mode(0.2, remat)) for remat in (0, 1))
-    for a, b in zip(*map(jax.tree.leaves, (plain, again)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    nothing = train.data_loss(graphdef, params, batch)
-    little = train.data_loss(
-        graphdef, params, batch, functools.partial(Mode(1e-9), key=jax.random.key(1))
-    )
-    np.testing.assert_allclose(little, nothing, rtol=1e-6)  # all is kept
 
 
 def test_dropout_keeps_the_mean():
