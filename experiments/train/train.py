@@ -299,13 +299,13 @@ class Trainer:
     @functools.cached_property
     def init(self):
         """params → optimizer state; on a mesh each device makes its part."""
-        return jax.jit(self._optimizer.init, out_shardings=self._where and self._where[1])
+        return jax.jit(self._optimizer.init, out_shardings=self._where[1])
 
     @functools.cached_property
-    def _where(self) -> tuple[Any, Any] | None:
-        """The shardings of parameters and of optimizer state."""
+    def _where(self) -> tuple[Any, Any]:
+        """The shardings of parameters and of optimizer state; None: they lie where they are."""
         if self.layout is None:
-            return None
+            return None, None
         state = jax.eval_shape(self._optimizer.init, self.layout.params)
         return self.layout.shardings, self.layout.of_matrices(state)
 
@@ -371,7 +371,7 @@ class Trainer:
             updates, opt_state = optimizer.update(gradient, opt_state, params)
             return optax.apply_updates(params, updates), opt_state, value / count
 
-        where = layout and (*self._where, layout.placement.sharding())
+        where = (*self._where, None)
         return Step(jax.jit(step, donate_argnums=(0, 1), out_shardings=where), self, constants)
 
     def _narrow(self, params):
@@ -594,7 +594,8 @@ def _run(config: TrainConfig, directory: pathlib.Path, saved: pathlib.Path) -> d
 def _begun(config: TrainConfig, shape: Any, tokenizer, placement: Placement):
     """Graph and parameters before the first step, on the mesh."""
     if config.start:
-        loaded = checkpoints.load(config.start, dtype=jnp.float32, mesh=placement.mesh)
+        mesh = config.mesh or f"{DATA}=1"
+        loaded = checkpoints.load(config.start, dtype=jnp.float32, mesh=mesh)
         return meshes.placed(loaded.model.module(), placement, ordered=True)
     made = make_model(shape, config.seed, _other(config, "grow", tokenizer))
     return meshes.placed(nnx.merge(*made), placement)

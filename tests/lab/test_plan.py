@@ -25,6 +25,7 @@ from experiments.train import train
 from specjax import checkpoints, decoding
 from specjax.batching import bucket
 from specjax.models.memory import Need
+from specjax.models.t5 import T5Config
 from specjax.sampling import Sampling
 
 CASES = [
@@ -240,14 +241,14 @@ def test_a_plan_of_training(run, tmp_path):
     assert row["activations"] > 16 * 64 * (16 * 512 * 2 + 32128 // 2 * 4)
     assert "True" in outcome.stdout
     config = train.TrainConfig(buckets=((64, 64),), target_tokens=4096, remat=False)
-    layout = training.layout_of(
-        checkpoints.described(PUBLISHED["google/t5-v1_1-small"]).config, "data=4,model=2"
-    )
+    shape = T5Config(vocab_size=256, num_layers=4, num_decoder_layers=4)
+    layout = training.layout_of(shape, "data=4,model=2")
+    # Layers that are computed again keep no more than their inputs.
     kept = [
         training.activations(dataclasses.replace(config, remat=again), layout, (64, 64))
         for again in (False, True)
     ]
-    assert kept[0] > 4 * kept[1]
+    assert kept[0] > 3 * kept[1]
     outcome = run("--config=configs/paper_train.py:t5-v1_1-small_en-de", "--mesh=model=4")
     assert outcome.status == 1
     assert "num_heads=6 cannot be split over 4 devices" in outcome.stderr
