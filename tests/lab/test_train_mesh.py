@@ -6,11 +6,13 @@ A process of its own, `train_worker`, has eight virtual devices.
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -264,20 +266,31 @@ def paper_fields(hub, **changes):
     return fields_of(config) | changes
 
 
-@pytest.mark.filterwarnings("ignore:The task jsonl")  # what it learned by heart is asked for
-def test_pairs_are_learned_by_heart_and_decoded_speculatively(hub, tmp_path, monkeypatch):
-    """By the recipe of the paper's models, which are then found by configs/paper.py."""
-    learned = tmp_path / "runs" / "t5-v1_1-xxl_en-de"
-    config = train.TrainConfig(
-        **paper_fields(hub, steps=150, log_every=50, checkpoint_every=150, dropout=0.0,
-                       learning_rate=2e-2, compute_dtype="float32")
-    )  # fmt: skip
-    final = train.run(config, learned)
+@pytest.fixture(scope="module")
+def tuned(hub, tmp_path_factory):
+    """A directory with runs/ of the paper's recipe, and the target's figures. It has learned its
+    pairs by heart; the draft has learned for a moment."""
+    root = tmp_path_factory.mktemp("tuned")
+    how = {
+        "dropout": 0.0, "learning_rate": 2e-2, "compute_dtype": "float32", "checkpoint_every": 150,
+        "log_every": 50,
+    }  # fmt: skip
+    with jax.numpy_dtype_promotion("standard"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # inputs of test are in the training split
+        final = train.run(
+            train.TrainConfig(**paper_fields(hub, steps=150, **how)),
+            root / "runs" / "t5-v1_1-xxl_en-de",
+        )
+    checkpoints.convert(hub / "t5-v1_1-tiny", root / "runs" / "t5-v1_1-small_en-de" / "model")
+    return root, final
+
+
+def test_pairs_are_learned_by_heart_and_decoded_speculatively(hub, tuned, monkeypatch):
+    """By the recipe of the paper's models, which configs/paper.py then finds."""
+    root, final = tuned
     assert final["held_out_loss"] < 0.05
     assert final["exact"] > 0.9
-    small = tmp_path / "runs" / "t5-v1_1-small_en-de"
-    checkpoints.convert(hub / "t5-v1_1-tiny", small / "model")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(root)
     paper = paper_config.get_config("t5-v1_1-xxl_en-de")
     target, draft = checkpoints.load(paper.target), checkpoints.load(paper.drafts[0])
     assert target.config.vocab_size == 288
@@ -287,6 +300,53 @@ def test_pairs_are_learned_by_heart_and_decoded_speculatively(hub, tmp_path, mon
     result = generate(target, draft, texts, gamma=3, max_new_tokens=16)
     assert result.tokens == plain.tokens
     assert result.texts == [example.target for example in examples]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:The task jsonl")
+def test_from_a_hub_directory_to_the_papers_table(hub, tuned, monkeypatch, capsys):
+    """A draft is distilled from the tuned target by its config, and the report has both drafts."""
+    root, _ = tuned
+    monkeypatch.chdir(root)
+    name = "t5-v1_1-small_en-de"
+    config = paper_train.get_config(f"{name}_distil")
+    fields = paper_fields(hub, steps=100, log_every=50, checkpoint_every=100, learning_rate=1e-2)
+    distilled = fields | {"start": config.start, "teacher": config.teacher}
+    final = train.run(train.TrainConfig(**distilled), root / "runs" / f"{name}_distil")
+    assert final["held_out_loss"] < 2
+    drafts = f"('runs/{name}/model','runs/{name}_distil/model')"
+    fewer = {
+        "task": "jsonl", "data_dir": hub, "drafts": drafts, "ngrams": "()", "gammas": "(1, 3)",
+        "max_new_tokens": 16, "alpha_inputs": 8, "quality_inputs": 8, "timed_inputs": 2,
+        "repeats": 1, "metric": "exact", "temperatures": "(0.0,)",
+    }  # fmt: skip
+    outcome = command_line.run(
+        monkeypatch, capsys, "experiments.reproduce",
+        f"--config={command_line.ROOT}/configs/paper.py:t5-v1_1-xxl_en-de", "--workdir=paper",
+        *(f"--config.{field}={value}" for field, value in fewer.items()), cwd=root,
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.stderr
+    report = (root / "paper" / "report.md").read_text()
+    assert "At T=0 both methods give the same outputs." in report
+    lines = (root / "paper" / "results.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    alpha = {row["draft"]: row["alpha"] for row in rows if row["table"] == "alpha"}
+    assert alpha[f"runs/{name}_distil/model"] > alpha[f"runs/{name}/model"] + 0.2
+
+
+@pytest.mark.filterwarnings("ignore:The task jsonl")
+def test_a_tokenizer_that_does_not_fit_is_refused(hub, pair, tmp_path, monkeypatch):
+    """Before weights are read."""
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(hub / "t5-v1_1-tiny" / file, tmp_path / file)
+    monkeypatch.setattr(checkpoints, "load", None)
+    fields = paper_fields(hub, start=str(tmp_path), tokenizer=pair.target.name)
+    with pytest.raises(ValueError, match=r"has 288 rows of ids, and tokenizer=.* 300 ids: name"):
+        train.run(train.TrainConfig(**fields), tmp_path / "run")
+    fields = paper_fields(hub, tokenizer=pair.target.name)
+    with pytest.raises(ValueError, match="has another vocabulary: set tokenizer="):
+        train.run(train.TrainConfig(**fields), tmp_path / "run")
 
 
 def test_a_start_that_fails_keeps_nothing(hub, tmp_path):
