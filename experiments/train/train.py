@@ -13,7 +13,7 @@ In the directory:
     samples.jsonl   greedy outputs of a few held-out inputs, at each evaluation
     provenance.json where the pairs came from: versions, counts, hashes; fingerprints of the models
                     that the run began with; its schedules, one for each number of steps
-    model/          the result, a Hugging Face directory in half precision
+    model/          the result, a Hugging Face directory in `save_dtype`
     final.json      the figures of the result on the test split
 """
 
@@ -543,15 +543,15 @@ def _run(config: TrainConfig, directory: pathlib.Path, saved: pathlib.Path) -> d
     trainer = Trainer(
         graphdef,
         loop.optimizer(config),
-        None if teacher is None else (teacher.model.graphdef, teacher.model.params),
-        divergences.parse(config.divergence),
-        exits,
-        config.steps,
-        layout,
-        config.accumulate,
-        config.mode,
-        jnp.dtype(config.compute_dtype),
-        config.seed,
+        teacher=None if teacher is None else (teacher.model.graphdef, teacher.model.params),
+        divergence=divergences.parse(config.divergence),
+        exits=exits,
+        steps=config.steps,
+        layout=layout,
+        accumulate=config.accumulate,
+        mode=config.mode,
+        dtype=jnp.dtype(config.compute_dtype),
+        seed=config.seed,
     )
     pairs = _pairs(config, "train", data["train"], tokenizer)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)

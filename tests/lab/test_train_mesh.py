@@ -211,20 +211,7 @@ def test_a_workdir_may_go_on_on_another_mesh(tmp_path):
 
 # --- from a hub directory to speculative decoding ------------------------------------------------
 
-WORDS = [
-    "time",
-    "house",
-    "water",
-    "light",
-    "night",
-    "stone",
-    "river",
-    "cloud",
-    "paper",
-    "green",
-    "music",
-    "dance",
-]
+WORDS = ["time", "house", "water", "light", "night", "stone", "river"]
 
 
 @pytest.fixture(scope="module")
@@ -413,20 +400,19 @@ def ended(process):
 def test_a_run_that_is_killed_ends_as_one_that_is_not(hub, tmp_path):
     """To the digit on the same mesh; within rounding on another."""
     whole, cut, moved = (tmp_path / name for name in ("whole", "cut", "moved"))
-    ended(start(hub, whole, mesh="data=2,model=2"))
+    how = {"mesh": "data=2,model=2", "steps": 40}
+    ended(start(hub, whole, **how))
     for workdir, mesh in ((cut, "data=2,model=2"), (moved, "model=4")):
-        killed = start(hub, workdir, mesh="data=2,model=2", steps=10_000)
+        killed = start(hub, workdir, **how)
         while not (workdir / "checkpoints" / "2").is_dir() and killed.poll() is None:
             time.sleep(0.01)
         killed.send_signal(signal.SIGKILL)
         killed.communicate()
-        assert killed.returncode == -signal.SIGKILL
-        config = json.loads((workdir / "config.json").read_text()) | {"steps": 6}
-        (workdir / "config.json").write_text(json.dumps(config))
-        ended(start(hub, workdir, mesh=mesh))
+        assert 2 <= loop.latest_step(workdir / "checkpoints") < 40
+        ended(start(hub, workdir, **how | {"mesh": mesh}))
     expected, found = losses(whole), losses(cut)
     assert found.items() <= expected.items()
-    assert (6, "train_loss") in found
+    assert (40, "train_loss") in found
     for key, value in losses(moved).items():
         assert value == pytest.approx(expected[key], rel=1e-3)  # bfloat16
 
