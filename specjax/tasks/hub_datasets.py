@@ -63,11 +63,6 @@ class Rows(Sequence[Example]):
         return Example(self.corpus.prefix + source, target)
 
 
-def load(task: str, split: str, place: str | os.PathLike = "") -> list[Example]:
-    """Load all pairs of `stream`."""
-    return list(stream(task, split, place))
-
-
 def stream(task: str, split: str, place: str | os.PathLike = "") -> Rows:
     """Open the pairs of one task and split, in the corpus's order; no other split is read.
 
