@@ -381,7 +381,7 @@ class Trainer:
         """The microbatches of a batch, (accumulate, rows, …), with rows over the data axis."""
 
         def cut(x):
-            x = np.asarray(x).reshape(self.accumulate, -1, *x.shape[1:])
+            x = np.asarray(x).reshape(self.accumulate, len(x) // self.accumulate, *x.shape[1:])
             if self.layout is None:
                 return x
             rest = [None] * (x.ndim - 2)
