@@ -20,6 +20,9 @@ its lengths, on tiny models and corpora in the hub's layout. What to expect is t
              base               2.8   2.4               3.0   2.2
              large              1.7   1.4               2.2   1.7
 
+`t5-v1_1-xxl_en-de`, and likewise xl and cnn-dm, are the workdirs in runs/ of models that
+configs/paper_train.py has tuned (experiments/reproduce/pretrained.md).
+
 Here the checkpoints are other ones, so α will be near these and not equal; a 3B target gets a
 smaller speedup, since a step of it is cheaper beside its draft's. Memory for weights, caches and
 the largest draft, in GB; activations come on top. experiments/reproduce/README.md says how this was
@@ -63,18 +66,23 @@ SETTINGS = {
     "cnn-dm": Setting("cnn_dailymail", "rouge", "CNNDM"),
 }
 CHOICES = tuple(f"{target}_{setting}" for target in TARGETS for setting in SETTINGS)
+# Workdirs of configs/paper_train.py, in runs/: the paper's own targets.
+TUNED = tuple(f"t5-v1_1-{size}_{setting}" for size in ("xl", "xxl") for setting in SETTINGS)
 
 
 def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
-    """`name` is one of `CHOICES`: a target and a setting."""
-    if name not in CHOICES:
-        raise ValueError(f"configs/paper.py:{name}: choose one of {', '.join(CHOICES)}.")
-    target, setting = name.split("_")
-    hub_name, draft_prefix = TARGETS[target]
+    """`name` is one of `CHOICES`, a target and a setting, or one of `TUNED`."""
+    if name not in CHOICES + TUNED:
+        raise ValueError(f"configs/paper.py:{name}: choose one of {', '.join(CHOICES + TUNED)}.")
+    target, setting = name.rsplit("_", 1)
     task, metric, in_paper = SETTINGS[setting]
     config = defaults.decode()
-    config.target = hub_name
-    config.drafts = tuple(draft_prefix + size for size in DRAFT_SIZES)
+    if name in TUNED:
+        config.target = f"runs/{name}/model"
+        config.drafts = tuple(f"runs/t5-v1_1-{size}_{setting}/model" for size in DRAFT_SIZES)
+    else:
+        config.target, draft_prefix = TARGETS[target]
+        config.drafts = tuple(draft_prefix + size for size in DRAFT_SIZES)
     config.draft = config.drafts[0]  # for `specjax decode`
     # Counting unigrams and bigrams, as the paper did too, would fetch the whole training split.
     config.ngrams = ("lookup",)

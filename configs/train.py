@@ -100,13 +100,15 @@ def get_config(model: str = "target") -> ConfigDict:
     return _gpt(model) if model.startswith("gpt-") else _t5(model)
 
 
-def _common() -> ConfigDict:
+def common() -> ConfigDict:
+    """The fields of every model, as the embedded families have them."""
     config = ConfigDict()
     config.task_file = ""  # of the jsonl task: "train.jsonl,validation.jsonl,test.jsonl"
     config.max_examples = 0  # 0: all
     config.tokenizer = ""  # "": train one
     config.vocab_size = 2048
-    config.grow = ""  # "": start from scratch
+    config.start = ""  # directory or hub name of a model to start from, with its shape
+    config.grow = ""  # directory of a model to start from; "": start from scratch
     config.teacher = ""  # "": learn from the data
     config.teacher_after = 0  # steps on the data before the teacher's probabilities replace it
     config.exits = ()  # numbers of layers after which the model learns to exit
@@ -117,9 +119,18 @@ def _common() -> ConfigDict:
     config.prefix_temperature = 1.0  # of what models write there
     config.prefix_inputs = 512  # that a model writes outputs for at once
     config.refresh_every = 100  # steps after which it writes others
+    config.optimizer = "adam"  # or adafactor
     config.warmup_steps = 100
     config.decay_share = 1.0
     config.clip = 1.0
+    config.mesh = ""  # "data=4,model=2"; "": one device
+    config.accumulate = 1  # microbatches, one after the other, that a batch is cut into
+    config.dropout = 0.0  # of a T5
+    config.remat = False  # whether a T5's layers are computed again in the backward pass
+    config.compute_dtype = "float32"  # of products and activations; weights are float32
+    config.save_dtype = "float16"  # of model/
+    config.truncate = False  # inputs to the longest bucket; else they are left out
+    config.metric = ""  # of greedy outputs: bleu or rouge
     config.seed = 0
     config.log_every = 50
     config.eval_every = 1000
@@ -130,7 +141,7 @@ def _common() -> ConfigDict:
 
 
 def _t5(model: str) -> ConfigDict:
-    config = _common()
+    config = common()
     config.task = "parse"
     config.family = "t5"
     config.max_source_len = 64
@@ -168,7 +179,7 @@ def _t5(model: str) -> ConfigDict:
 
 
 def _gpt(model: str) -> ConfigDict:
-    config = _common()
+    config = common()
     config.task = "prose"
     config.family = "gpt2"
     config.max_source_len = 256

@@ -19,6 +19,10 @@ experiments/plan/published.py, a directory that need hold no more than a config.
 the hub.
 Several meshes: --mesh=model=4 --mesh=data=2,model=4. With --workdir rows are added to its
 plan.jsonl, of which plan.md is the table; those that are there already are not computed again.
+
+A config of experiments.train, such as configs/paper_train.py:t5-v1_1-xxl_en-de, plans training:
+weights, optimizer, gradients and activations on each device, and with --flops the most target
+tokens a second (`experiments.plan.training`).
 """
 
 import contextlib
@@ -37,9 +41,11 @@ from jax.sharding import Mesh
 from ml_collections import config_flags
 from rich.console import Console
 
-from experiments.plan import parts
+from experiments.plan import parts, training
 from experiments.plan.published import PUBLISHED
 from experiments.reproduce.study import find
+from experiments.train.loop import fields_of
+from experiments.train.train import TrainConfig
 from specjax import checkpoints, decoding, drafters, sampling
 from specjax.batching import bucket
 from specjax.cli.defaults import DTYPES
@@ -61,6 +67,9 @@ def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     meshes = {text: sharding.sizes_of(text) for text in args.mesh or [config.mesh or "model=1"]}
     given = {name: amount(name, args[name].value or "") for name in GIVEN}
+    if "target_tokens" in config:
+        show_training(config, list(meshes), given["memory"], args)
+        return
     check(args, config)
     use_virtual_devices(max(math.prod(sizes.values()) for sizes in meshes.values()))
     workdir = command_line.make_workdir(args.workdir) if args.workdir else None
@@ -75,6 +84,28 @@ def main(_) -> None:
         columns = [("target", lambda row: short(row["target"])), *COLUMNS]
         files.write_text(workdir / "plan.md", report.markdown(columns, results.done) + "\n")
     console.print(report.table(COLUMNS, rows, f"{short(config.target)}, on each device"))
+
+
+def show_training(config, meshes: Sequence[str], memory: float | None, args) -> None:
+    """Print what training takes on each device of some meshes, and add it to a workdir."""
+    rows, workdir, flops = [], args.workdir, amount("flops", args.flops)
+    for mesh in meshes:
+        settings = TrainConfig(**fields_of(config) | {"mesh": mesh})
+        shape = checkpoints.described(PUBLISHED.get(config.start, config.start)).config
+        found = training.need(settings, shape, mesh)._asdict()
+        row = {"start": config.start, "mesh": mesh, "memory": memory, "flops": flops, **found}
+        rows.append(row | {"dtype": config.compute_dtype, "batch": config.target_tokens})
+        rows[-1]["seed"] = config.seed
+        rows[-1]["in all"] = sum(found.values())
+        if flops:
+            rows[-1]["tokens/s"] = training.tokens_a_second(settings, shape, mesh, flops)
+    if workdir:
+        results = provenance.Results(command_line.make_workdir(workdir) / "plan.jsonl")
+        for row in rows:
+            if not find(results.done, row):
+                results.append(row)
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
+    console.print(report.table(TRAINING, rows, f"Training {short(config.start)}, on each device"))
 
 
 def check(args, config) -> None:
@@ -218,6 +249,15 @@ def left_out(row: dict[str, Any]) -> str:
     return ", ".join(["products", *unknown]) if row.get("plain_ms") else "–"
 
 
+TRAINING: list[report.Column] = [
+    ("mesh", cell("mesh")),
+    *(
+        (name, cell(name, gigabytes))
+        for name in ("weights", "optimizer", "gradients", "copies", "activations", "in all")
+    ),
+    ("target tokens/s at most", cell("tokens/s", "{:,.0f}".format)),
+    ("fits", lambda row: cell("memory", lambda memory: str(row["in all"] <= memory))(row)),
+]
 COLUMNS: list[report.Column] = [
     ("mesh", cell("mesh")),
     ("draft", lambda row: short(row["draft"]) if row["draft"] else "none"),
@@ -243,6 +283,7 @@ if __name__ == "__main__":
     flags.DEFINE_string("memory", "", "Of a device, such as 80GiB.")
     flags.DEFINE_string("bandwidth", "", "Of a device's memory, such as 3.35TB/s.")
     flags.DEFINE_string("interconnect", "", "That a device sends, such as 450GB/s.")
+    flags.DEFINE_string("flops", "", "Operations of a device in a second, such as 989T/s.")
     flags.DEFINE_float("latency", 0.0, "Seconds of a collective, such as 1e-5; 0: left out.", 0.0)
     flags.DEFINE_float("launch", 0.0, "Seconds to launch a call of a model; 0: left out.", 0.0)
     flags.DEFINE_float("alpha", None, "The chance that a drafted token is accepted.")

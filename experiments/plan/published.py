@@ -41,17 +41,24 @@ def llama(width: int, inner: int, layers: int, heads: int, tied: bool = False) -
     }
 
 
+GATED = {
+    "small": (512, 64, 1024, 8, 6),
+    "base": (768, 64, 2048, 12, 12),
+    "large": (1024, 64, 2816, 24, 16),
+    "xl": (2048, 64, 5120, 24, 32),
+    "xxl": (4096, 64, 10240, 24, 64),
+}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "google-t5/t5-small": t5(512, 64, 2048, 6, 8, V1_0),
     "google-t5/t5-base": t5(768, 64, 3072, 12, 12, V1_0),
     "google-t5/t5-large": t5(1024, 64, 4096, 24, 16, V1_0),
     "google-t5/t5-3b": t5(1024, 128, 16384, 24, 32, V1_0),
     "google-t5/t5-11b": t5(1024, 128, 65536, 24, 128, V1_0),
-    "google/flan-t5-small": t5(512, 64, 1024, 8, 6, FLAN),
-    "google/flan-t5-base": t5(768, 64, 2048, 12, 12, FLAN),
-    "google/flan-t5-large": t5(1024, 64, 2816, 24, 16, FLAN),
-    "google/flan-t5-xl": t5(2048, 64, 5120, 24, 32, FLAN),
-    "google/flan-t5-xxl": t5(4096, 64, 10240, 24, 64, FLAN),
+    **{
+        f"google/{kind}-{size}": t5(*shape, FLAN)
+        for kind in ("t5-v1_1", "flan-t5")
+        for size, shape in GATED.items()
+    },
     "meta-llama/Llama-3.1-70B": llama(8192, 28672, 80, 64),
     "meta-llama/Llama-3.1-8B": llama(4096, 14336, 32, 32),
     "meta-llama/Llama-3.2-1B": llama(2048, 8192, 16, 32, tied=True),

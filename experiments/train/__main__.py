@@ -7,23 +7,39 @@ more steps; other settings need another workdir. The workdir holds the
 loss curve, the metrics, a few decoded samples and, at the end, model/: a Hugging Face directory.
 configs/train.py:head trains no model but the acceptance head of a draft, head.npz, and
 configs/train.py:eagle-parse a drafter that belongs to one target, drafter/; medusa2-parse trains
-that target along, and writes target/ too.
+that target along, and writes target/ too. configs/paper_train.py fine-tunes T5 v1.1.
 Fields of the config can be set one by one: --config.steps=100 --config.model.d_model=64.
+
+--config.mesh=data=4,model=2 trains one model on eight devices. Devices of several processes need
+the same command in each, with a workdir that all share, --coordinator=HOST:PORT --processes=N
+--process=I, or --coordinator=auto on a cluster that jax knows.
 """
 
+import contextlib
+import io
 import json
+import math
+import pathlib
 
+import jax
 from absl import flags
 from ml_collections import config_flags
 
 from experiments.train import train, train_drafter, train_head
 from experiments.train.loop import fields_of
 from experiments.train.workdirs import claim
-from specjax.support import command_line
+from specjax.models import sharding
+from specjax.support import command_line, processes, runs
+from specjax.support.processes import Group
 
 
 def main(_) -> None:
     config = flags.FLAGS.config
+    group = join(flags.FLAGS, config)
+    if group.index:
+        with contextlib.redirect_stderr(io.StringIO()):  # process 0 shows what there is to see
+            train.run(train.TrainConfig(**fields_of(config)), pathlib.Path(flags.FLAGS.workdir))
+        return
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     if "draft" in config:
         head = train_head.HeadConfig(**fields_of(config))
@@ -40,9 +56,30 @@ def main(_) -> None:
         print(f"The drafter is {workdir / 'drafter'}: name it as the draft of {target}.")
         return
     settings = train.TrainConfig(**fields_of(config))
-    claim(workdir, config, may_grow=("steps",))
+    claim(workdir, config, may_grow=("steps",), free=("mesh",))
     print(json.dumps(train.run(settings, workdir), indent=2))
     print(f"The model is in {workdir / 'model'}, its loss curve in {workdir / 'curve.png'}.")
+
+
+def join(args, config) -> Group:
+    """The group of this process; ValueError if its mesh is not one over all of them."""
+    group = processes.group(args.coordinator, args.processes, args.process, args.timeout)
+    if group.count == 1:
+        return group
+    if not group.joined:
+        raise ValueError(
+            f"--processes={group.count} without --coordinator: processes that train one model "
+            "exchange gradients. Give --coordinator=HOST:PORT too."
+        )
+    mesh, found = config.get("mesh", ""), jax.device_count()
+    size = math.prod(sharding.sizes_of(mesh).values()) if mesh else 1
+    if size != found:
+        raise ValueError(
+            f"mesh={mesh!r} takes {size} devices, and {group.count} processes have {found}: give a "
+            "mesh of all of them."
+        )
+    processes.check_alike(runs.settings(config))
+    return group
 
 
 if __name__ == "__main__":
@@ -50,5 +87,9 @@ if __name__ == "__main__":
         "config", None, "What to train: FILE.py, or FILE.py:MODEL.", lock_config=True
     )
     flags.DEFINE_string("workdir", None, "Directory of the run; made if it is not there.")
+    flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, or auto: for a mesh over all.")
+    flags.DEFINE_integer("processes", 0, "The number of processes that train together.")
+    flags.DEFINE_integer("process", 0, "The number of this one: 0 … --processes − 1.")
+    flags.DEFINE_float("timeout", 60.0, "Seconds for all to join at the coordinator.")
     flags.mark_flags_as_required(["config", "workdir"])
     command_line.run(main, __doc__)

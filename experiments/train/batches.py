@@ -133,6 +133,15 @@ def left_out(pairs: Sequence[Pair], buckets: Sequence[tuple[int, int]]) -> int:
     return len(pairs) - int(fits.sum())
 
 
+def truncated(pairs: Sequence[Pair], longest: int) -> list[Pair]:
+    """The pairs with sources of at most so many ids, of which the last stays: it is EOS."""
+
+    def cut(source: np.ndarray) -> np.ndarray:
+        return source if len(source) <= longest else np.append(source[: longest - 1], source[-1])
+
+    return [Pair(cut(pair.source), pair.target) for pair in pairs]
+
+
 def lengths(pairs: Sequence[Pair]) -> np.ndarray:
     """(N, 2) numbers of source and target ids."""
     return np.array([(len(p.source), len(p.target)) for p in pairs], np.int64).reshape(-1, 2)

@@ -88,8 +88,9 @@ def left_out(params: nnx.State, dropout: float, progress: Array) -> Float[Array,
 
 def without(params: nnx.State, left_out: Float[Array, " L"]) -> nnx.State:
     """Parameters with which these layers add nothing: 0 in what their sublayers end with."""
+    kept = 1 - left_out
     return nnx.from_flat_state(
-        (path, x.replace(x[...] * (1 - left_out[path[1]])) if _is_output(path) else x)
+        (path, x.replace(x[...] * kept[path[1]].astype(x.dtype)) if _is_output(path) else x)
         for path, x in nnx.to_flat_state(params)
     )
 

@@ -24,6 +24,8 @@ from specjax import tasks
 from specjax.support import command_line, files, runs
 from specjax.support.ranges import number, whole
 
+OPTIMIZERS = ("adam", "adafactor")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoopConfig:
@@ -35,10 +37,11 @@ class LoopConfig:
     steps: int = 1000
     target_tokens: int = 1024  # of a batch, padding included
     buckets: tuple[tuple[int, int], ...] = ((16, 24), (24, 40), (32, 64), (48, 104))
-    learning_rate: float = 1e-3
+    optimizer: str = "adam"  # or adafactor
+    learning_rate: float = 1e-3  # of Adafactor, a share of each matrix's scale
     warmup_steps: int = 100
     decay_share: float = 0.4  # the last share of the steps, in which the rate falls to zero
-    clip: float = 1.0  # global norm of the gradient
+    clip: float = 1.0  # global norm of the gradient; ∞: not clipped
     seed: int = 0
     log_every: int = 50
     eval_every: int = 500
@@ -52,7 +55,10 @@ class LoopConfig:
         for name in ("max_examples", "warmup_steps", "seed"):
             whole(name, getattr(self, name), "[0, ∞)")
         number("learning_rate", self.learning_rate, "[0, ∞)")
-        number("clip", self.clip, "(0, ∞)")
+        number("clip", self.clip, "(0, ∞]")
+        if self.optimizer not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise ValueError(f"optimizer={self.optimizer!r} must be one of {known}.")
         number("decay_share", self.decay_share, "[0, 1]")
         longest = max(length for _, length in self.buckets)
         if self.target_tokens < longest:
@@ -73,10 +79,10 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return plain(config)
 
 
-def read_data(config: LoopConfig) -> dict[str, list[tasks.Example]]:
+def read_data(config: LoopConfig) -> dict[str, Sequence[tasks.Example]]:
     """The examples of all splits."""
     places = [pathlib.Path(part) for part in config.task_file.split(",") if part]
-    data = {split: tasks.load(config.task, split, files=places) for split in tasks.SPLITS}
+    data = {split: tasks.stream(config.task, split, files=places) for split in tasks.SPLITS}
     if config.max_examples:
         data["train"] = data["train"][: config.max_examples]
     tasks.warn_of_overlap(config.task, data)
@@ -98,9 +104,19 @@ def schedule(config: LoopConfig) -> optax.Schedule:
 
 
 def optimizer(config: LoopConfig) -> optax.GradientTransformation:
-    """Adam with clipped gradients, at the rate of `schedule`."""
-    adam = optax.adam(schedule(config), b1=0.9, b2=0.98)
-    return optax.chain(optax.clip_by_global_norm(config.clip), adam)
+    """Adam or Adafactor with clipped gradients, at the rate of `schedule`.
+
+    Adafactor is T5's (Shazeer and Stern 2018, 1804.04235): factored second moments, steps that
+    follow the scale of each matrix and are clipped by their size, no momentum, no weight decay.
+    """
+    rate = schedule(config)
+    if config.optimizer == "adafactor":
+        made = optax.adafactor(rate)
+    else:
+        made = optax.adam(rate, b1=0.9, b2=0.98)
+    if np.isinf(config.clip):
+        return made
+    return optax.chain(optax.clip_by_global_norm(config.clip), made)
 
 
 class Progress(NamedTuple):
@@ -110,6 +126,14 @@ class Progress(NamedTuple):
     opt_state: Any
 
 
+class Stored(NamedTuple):
+    """The place and the form in which checkpoints hold parameters."""
+
+    directory: pathlib.Path  # of several joined processes: one that all share
+    form: Callable[[Any], Any] = lambda params: params
+    params: Callable[[Any], Any] = lambda form: form  # the inverse
+
+
 def fit(
     progress: Progress,
     step: Callable[[Progress, Batch, int], tuple[Progress, Array]],
@@ -117,6 +141,7 @@ def fit(
     evaluate: Callable[[Progress, int], dict[str, float]],
     config: LoopConfig,
     directory: pathlib.Path,
+    stored: Stored | None = None,
 ) -> Progress:
     """Takes the steps that are left, with checkpoints, a log and a curve in the directory.
 
@@ -124,19 +149,31 @@ def fit(
       step: (progress, batch, number of the step) → progress and the loss.
       source: (steps taken, a function that returns the progress of this moment) → batches.
       evaluate: (progress, steps taken) → what `eval_every` steps are measured by.
+      stored: None: checkpoints/ in the directory, with parameters as they are.
 
     Raises:
       ValueError: a loss that is not finite.
     """
+    stored = stored or Stored(directory / "checkpoints")
+
+    def kept(progress: Progress) -> Progress:
+        return Progress(stored.form(progress.params), progress.opt_state)
+
     with ocp.CheckpointManager(
-        (directory / "checkpoints").absolute(),
+        stored.directory.absolute(),
         options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
     ) as manager:
         begin = manager.latest_step() or 0
         if begin:
-            found = manager.restore(begin, args=ocp.args.StandardRestore(_named(progress)))
-            treedef = jax.tree.structure(progress)
-            progress = jax.tree.unflatten(treedef, [found[name] for name in sorted(found)])
+            # Each process reads the parts of its devices, whatever the mesh that wrote them.
+            like = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+                kept(progress),
+            )
+            found = manager.restore(begin, args=ocp.args.StandardRestore(_named(like)))
+            treedef = jax.tree.structure(like)
+            params, opt_state = jax.tree.unflatten(treedef, [found[name] for name in sorted(found)])
+            progress = Progress(stored.params(params), opt_state)
         log = open_log(directory / "metrics.jsonl", keep_to=begin)
         bar = command_line.Steps(
             range(begin + 1, config.steps + 1),
@@ -178,7 +215,7 @@ def fit(
                 bar.set_postfix(loss=f"{mean:.3f}")
                 losses, since = [], time.perf_counter()
             if due(config.checkpoint_every, at):
-                manager.save(at, args=ocp.args.StandardSave(_named(progress)))
+                manager.save(at, args=ocp.args.StandardSave(_named(kept(progress))))
             if due(config.eval_every, at):
                 look(at)
                 since = time.perf_counter()
@@ -190,9 +227,9 @@ def _named(tree: Any) -> dict[str, Any]:
     return {f"{i:04d}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
 
 
-def latest_step(directory: pathlib.Path) -> int:
-    """The step of the latest checkpoint of a run; 0: there is none."""
-    found = (directory / "checkpoints").glob("*")  # those being written have longer names
+def latest_step(saved: pathlib.Path) -> int:
+    """The step of the latest checkpoint in a run's checkpoints/; 0: there is none."""
+    found = saved.glob("*")  # those being written have longer names
     return max((int(path.name) for path in found if path.name.isdecimal()), default=0)
 
 

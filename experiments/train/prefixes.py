@@ -25,6 +25,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.sampling import Sampling
 from specjax.support import files
 from specjax.support.ranges import number
+from specjax.tasks.examples import Example
 
 SOURCES = ("data", "target", "draft")
 BATCH = 32  # rows decoded at once
@@ -59,7 +60,7 @@ class Prefixes:
     """The batches of a run.
 
     Args:
-      texts: inputs of the training data, as they are decoded.
+      examples: the training data, whose inputs are decoded.
       pairs: the training data.
       order: of the data's batches; its buckets, size and seed are those of pools too.
       target: whose outputs are asked for, or None where they are not.
@@ -71,7 +72,7 @@ class Prefixes:
       refresh_every: steps that a pool serves.
     """
 
-    texts: Sequence[str]
+    examples: Sequence[Example]
     pairs: Sequence[Pair]
     order: Order
     target: Checkpoint | None
@@ -143,7 +144,7 @@ class Prefixes:
         assert writer is not None, "the config is checked: prefixes of a target need one"
         outputs = write(
             writer,
-            [self.texts[i] for i in chosen],
+            [self.examples[i].input for i in chosen],
             room=self.order.buckets[-1][1],
             temperature=self.temperature,
             key=jax.random.fold_in(seed, SOURCES.index(source)),

@@ -13,16 +13,18 @@ In the directory:
     samples.jsonl   greedy outputs of a few held-out inputs, at each evaluation
     provenance.json where the pairs came from: versions, counts, hashes; fingerprints of the models
                     that the run began with; its schedules, one for each number of steps
-    model/          the result, a Hugging Face directory in half precision
+    model/          the result, a Hugging Face directory in `save_dtype`
     final.json      the figures of the result on the test split
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,25 +33,33 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.experimental import multihost_utils
 from jaxtyping import Array, Float, Int
 
-from experiments.train import batches, divergences, loop, prefixes
+from experiments.reproduce import scores
+from experiments.train import batches, divergences, loop, meshes, prefixes
 from experiments.train import tokenizer as tokenizers
 from experiments.train.batches import Batch, Pair
 from experiments.train.divergences import Divergence
 from experiments.train.exits import Exits
 from experiments.train.grow import grow
-from experiments.train.loop import LoopConfig, Progress
+from experiments.train.loop import LoopConfig, Progress, Stored
+from experiments.train.meshes import Layout
+from experiments.train.modes import Mode
 from experiments.train.prefixes import Prefixes
 from specjax import checkpoints, tasks
 from specjax.generation import generate
+from specjax.models import sharding
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
+from specjax.models.sharding import DATA, Placement
 from specjax.models.t5 import T5
 from specjax.support import command_line, files
 from specjax.support.ranges import number, whole
 from specjax.tasks import trees
 from specjax.tasks.examples import Example
+
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,8 +69,10 @@ class TrainConfig(LoopConfig):
     tokenizer: str = ""  # directory of a model whose tokenizer to use; "": train one
     vocab_size: int = 2048  # of a tokenizer that is trained
     max_source_len: int = 64
+    truncate: bool = False  # inputs to the longest bucket, as decoding does; else they are left out
     family: str = "t5"  # or gpt2, which learns input and target as one text
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of T5Config, GPTConfig
+    start: str = ""  # directory or hub name of a model to start from, instead of family and model
     grow: str = ""  # directory of a model to start from; a smaller T5 grows (`grow.py`)
     teacher: str = ""  # directory of a model to learn the probabilities of; "": learn the data
     teacher_after: int = 0  # steps on the data before the teacher's probabilities replace it
@@ -73,9 +85,26 @@ class TrainConfig(LoopConfig):
     prefix_inputs: int = 512  # that a model writes outputs for at once
     refresh_every: int = 100  # steps after which it writes others
     sample_examples: int = 64  # for greedy outputs
+    metric: str = ""  # of greedy outputs: bleu or rouge (`experiments.reproduce.scores`)
+    mesh: str = ""  # "data=4,model=2"; "": one device
+    accumulate: int = 1  # microbatches, one after the other, that a batch is cut into
+    dropout: float = 0.0  # of a T5
+    remat: bool = False  # whether a T5's layers are computed again in the backward pass
+    compute_dtype: str = "float32"  # of products and activations; weights are float32
+    save_dtype: str = "float16"  # of model/
 
     def __post_init__(self):
         super().__post_init__()
+        whole("accumulate", self.accumulate, "[1, ∞)")
+        meshes.check_rows(self.buckets, self.target_tokens, self.accumulate, self.mesh)
+        for name in ("compute_dtype", "save_dtype"):
+            if (value := getattr(self, name)) not in DTYPES:
+                raise ValueError(f"{name}={value!r} must be one of {', '.join(DTYPES)}.")
+        if self.metric not in ("", *scores.METRICS):
+            known = ", ".join(scores.METRICS)
+            raise ValueError(f"metric={self.metric!r} must be empty, or one of {known}.")
+        if self.start and self.grow:
+            raise ValueError(f"start={self.start!r} and grow={self.grow!r}: give one of them.")
         whole("prefix_inputs", self.prefix_inputs, "[1, ∞)")
         whole("refresh_every", self.refresh_every, "[1, ∞)")
         whole("sample_examples", self.sample_examples, "[0, ∞)")
@@ -85,6 +114,7 @@ class TrainConfig(LoopConfig):
                 f"family={self.family!r} must be one of {', '.join(checkpoints.FAMILIES)}"
             )
         check_shape(self.family, self.model)
+        self.mode.check(self.family)
         Exits(self.exits, self.exit_weight, self.layer_dropout)
         divergences.parse(self.divergence)
         number("prefix_temperature", self.prefix_temperature, "[0, ∞)")
@@ -93,6 +123,11 @@ class TrainConfig(LoopConfig):
                 f"prefixes={self.prefixes!r} are to learn a teacher's probabilities at: name the "
                 "teacher"
             )
+
+    @property
+    def mode(self) -> Mode:
+        """Dropout and rematerialisation."""
+        return Mode(self.dropout, self.remat)
 
     @property
     def decoder_only(self) -> bool:
@@ -175,12 +210,24 @@ def _preferring(near: Sequence[int], buckets: int, heads: int, strength: float) 
     return jnp.asarray(weight)
 
 
-def teacher_forced(graphdef: nnx.GraphDef, params: nnx.State, batch: Batch) -> Float[Array, "N V"]:
+def _as_is(module: Any) -> Any:
+    return module
+
+
+def teacher_forced(
+    graphdef: nnx.GraphDef,
+    params: nnx.State,
+    batch: Batch,
+    active: Callable[[Any], Any] = _as_is,
+) -> Float[Array, "N V"]:
     """Logits of each target token given those before it, N = B·T rows.
 
     Rows and positions are one axis: XLA's CPU backend is several times faster at the gradient.
+
+    Args:
+      active: changes the module for training, such as a `Mode`.
     """
-    model = nnx.merge(graphdef, params)
+    model = active(nnx.merge(graphdef, params))
     start_id = jnp.full((batch.target.shape[0], 1), model.config.start_id, jnp.int32)
     shifted = jnp.concatenate([start_id, batch.target[:, :-1]], axis=1)
     context = model.encode(batch.source, batch.source_len)
@@ -196,25 +243,41 @@ def token_losses(logits: Float[Array, "N V"], target: Int[Array, " N"]) -> Float
     return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
-def data_loss(graphdef, params, batch: Batch) -> tuple[Array, Array]:
+def data_loss(graphdef, params, batch: Batch, active=_as_is) -> tuple[Array, Array]:
     """Sum of nats over the target tokens of a batch, and their number."""
     target = jnp.asarray(batch.target).reshape(-1)
     real = jnp.asarray(batch.real, jnp.float32).reshape(-1)
-    losses = token_losses(teacher_forced(graphdef, params, batch), target)
+    losses = token_losses(teacher_forced(graphdef, params, batch, active), target)
     return (losses * real).sum(), real.sum()
 
 
 def teacher_loss(
-    graphdef, params, teacher: tuple[Any, Any], batch: Batch, divergence: Divergence
+    graphdef, params, teacher: tuple[Any, Any], batch: Batch, divergence: Divergence, active=_as_is
 ) -> tuple[Array, Array]:
     """Sum of divergences from the teacher's distribution of each token of a batch, and number."""
     target = jnp.asarray(batch.target).reshape(-1)
     real = jnp.asarray(batch.real, jnp.float32).reshape(-1)
-    logits = [teacher_forced(*model, batch) for model in (teacher, (graphdef, params))]
+    logits = [teacher_forced(*teacher, batch), teacher_forced(graphdef, params, batch, active)]
     size = min(one.shape[-1] for one in logits)  # either may pad the vocabulary
     log_p, log_q = (jax.nn.log_softmax(one[:, :size]) for one in logits)
     losses = divergence(log_p, log_q, target)
     return (losses * real).sum(), real.sum()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """A compiled training step with what is constant in it."""
+
+    compiled: Any
+    trainer: "Trainer"
+    constants: Any  # the teacher's parameters
+
+    def __call__(self, params, opt_state, batch: Batch):
+        return self.compiled(*self.arguments(params, opt_state, batch))
+
+    def arguments(self, params, opt_state, batch: Batch) -> tuple:
+        """What `compiled` takes: the first two are donated."""
+        return params, opt_state, self.trainer.parts(batch), self.constants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,12 +292,37 @@ class Trainer:
     divergence: Divergence = dataclasses.field(default_factory=divergences.ForwardKL)
     exits: Exits = dataclasses.field(default_factory=Exits)
     steps: int = 1  # of the run
+    layout: Layout | None = None  # on a mesh; None: arrays lie where they are
+    accumulate: int = 1  # microbatches of a batch
+    mode: Mode = dataclasses.field(default_factory=Mode)
+    dtype: Any = jnp.float32  # of products and activations
+    seed: int = 0  # of dropout
+
+    @functools.cached_property
+    def init(self):
+        """params → optimizer state; on a mesh each device makes its part."""
+        return jax.jit(self._optimizer.init, out_shardings=self._where[1])
+
+    @functools.cached_property
+    def _where(self) -> tuple[Any, Any]:
+        """The shardings of parameters and of optimizer state; None: they lie where they are."""
+        if self.layout is None:
+            return None, None
+        state = jax.eval_shape(self._optimizer.init, self.layout.params)
+        return self.layout.shardings, self.layout.of_matrices(state)
+
+    @property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return self.layout.on_matrices(self.optimizer) if self.layout else self.optimizer
 
     @functools.cached_property
     def step(self):
         """(params, optimizer state, batch) → the same after one step, and nats a token."""
         return self._step_of(
-            lambda graphdef, params, batch, constants: data_loss(graphdef, params, batch), None
+            lambda graphdef, params, batch, constants, active: data_loss(
+                graphdef, params, batch, active
+            ),
+            None,
         )
 
     @functools.cached_property
@@ -243,31 +331,77 @@ class Trainer:
         assert self.teacher is not None
         teacher, teacher_params = self.teacher
 
-        def loss(graphdef, params, batch, constants):
-            return teacher_loss(graphdef, params, (teacher, constants), batch, self.divergence)
+        def loss(graphdef, params, batch, constants, active):
+            return teacher_loss(
+                graphdef, params, (teacher, constants), batch, self.divergence, active
+            )
 
         return self._step_of(loss, teacher_params)
 
     def _step_of(self, loss, constants):
-        def mean(params, batch, constants, progress):
-            by = functools.partial(loss, batch=batch, constants=constants)
-            total, count = self.exits(by, self.graphdef, params, progress)
-            return total / count
+        optimizer, layout = self._optimizer, self.layout
 
-        @functools.partial(jax.jit, donate_argnums=(0, 1))
-        def step(params, opt_state, batch, constants):
+        def total(params, batch, constants, key, progress):
+            active = functools.partial(self.mode, key=key)
+            by = functools.partial(loss, batch=batch, constants=constants, active=active)
+            return self.exits(by, self.graphdef, self._narrow(params), progress)
+
+        def step(params, opt_state, parts, constants):
             _, done = optax.tree_utils.tree_get_all_with_path(opt_state, "count")[0]
             progress = done.astype(jnp.float32) / self.steps
-            value, gradient = jax.value_and_grad(mean)(params, batch, constants, progress)
-            updates, opt_state = self.optimizer.update(gradient, opt_state, params)
-            return optax.apply_updates(params, updates), opt_state, value
+            key = jax.random.fold_in(jax.random.key(self.seed), done)
 
-        return functools.partial(step, constants=constants)
+            def add(sums, part):
+                batch, number = part
+                own = jax.random.fold_in(key, number)
+                found, gradient = jax.value_and_grad(total, has_aux=True)(
+                    params, batch, constants, own, progress
+                )
+                return jax.tree.map(jnp.add, sums, (gradient, *found)), None
+
+            none = jax.tree.map(jnp.zeros_like, params)
+            if layout is not None:
+                none = jax.lax.with_sharding_constraint(none, layout.shardings)
+            # The mean over all tokens, whatever their number in each microbatch.
+            (gradient, value, count), _ = jax.lax.scan(
+                add,
+                (none, jnp.float32(0), jnp.float32(0)),
+                (parts, jnp.arange(self.accumulate)),
+                unroll=self.accumulate == 1,
+            )
+            gradient = jax.tree.map(lambda x: x / count, gradient)
+            updates, opt_state = optimizer.update(gradient, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state, value / count
+
+        where = (*self._where, None)
+        return Step(jax.jit(step, donate_argnums=(0, 1), out_shardings=where), self, constants)
+
+    def _narrow(self, params):
+        return jax.tree.map(lambda x: x.astype(self.dtype), params)
+
+    def parts(self, batch: Batch) -> Batch:
+        """The microbatches of a batch, (accumulate, rows, …), with rows over the data axis."""
+
+        def cut(x):
+            x = np.asarray(x).reshape(self.accumulate, len(x) // self.accumulate, *x.shape[1:])
+            if self.layout is None:
+                return x
+            rest = [None] * (x.ndim - 2)
+            return sharding.put_on(x, self.layout.placement.sharding(None, DATA, *rest))
+
+        return Batch(*map(cut, batch))
 
     @functools.cached_property
     def loss(self):
         """(params, batch) → sum of nats over target tokens, and their number."""
-        return jax.jit(functools.partial(data_loss, self.graphdef))
+
+        @jax.jit
+        def sums(params, parts):
+            narrow = self._narrow(params)
+            found = jax.lax.map(lambda batch: data_loss(self.graphdef, narrow, batch), parts)
+            return jax.tree.map(jnp.sum, found)
+
+        return lambda params, batch: sums(params, self.parts(batch))
 
 
 # --- Evaluation ---------------------------------------------------------------------------------
@@ -294,9 +428,12 @@ def as_checkpoint(
     name: str,
     max_source_len: int,
     metadata=None,
+    placement: Placement | None = None,
+    vocab_size: int | None = None,
 ) -> checkpoints.Checkpoint:
-    """A trained model as the rest of specjax has it."""
-    model = LanguageModel.of(nnx.merge(graphdef, jax.tree.map(jnp.copy, params)))
+    """A trained model as the rest of specjax has it; `vocab_size`: of ids that are tokens."""
+    module = nnx.merge(graphdef, jax.tree.map(jnp.copy, params))
+    model = LanguageModel.of(module, vocab_size, placement=placement)
     return checkpoints.Checkpoint(
         name=name,
         model=model,
@@ -350,15 +487,39 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
       FileNotFoundError: a file that the run continues with is gone.
     """
     directory = pathlib.Path(directory)
+    with _own(directory) as own:
+        return _run(config, own, directory / "checkpoints")
+
+
+@contextlib.contextmanager
+def _own(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The directory, held by this process alone. Of several joined processes the first has it, and
+    each other one has a copy of all but checkpoints and model, which is dropped at the end."""
+    if jax.process_index():
+        with tempfile.TemporaryDirectory() as place:
+            own = pathlib.Path(place) / "run"
+            if directory.is_dir():
+                left = shutil.ignore_patterns("checkpoints", "model", "*.lock", "*.part-*")
+                shutil.copytree(directory, own, ignore=left)
+            own.mkdir(exist_ok=True)
+            multihost_utils.sync_global_devices("a run begins")
+            yield own
+        return
     with files.only_writer(directory / "checkpoints"):
-        return _run(config, directory)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("a run begins")
+        yield directory
 
 
-def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
+def _run(config: TrainConfig, directory: pathlib.Path, saved: pathlib.Path) -> dict[str, Any]:
+    known = checkpoints.outline(config.start) if config.start else None
+    if known is not None:
+        config = dataclasses.replace(config, family=known.config.model_type, model={})
+        meshes.check(known.config, config.mesh)
     command_line.say(f"Reading the pairs of {config.task}.")
     data = loop.read_data(config)
-    begin = loop.latest_step(directory)
-    named = {"teacher": config.teacher, "grow": config.grow}
+    begin = loop.latest_step(saved)
+    named = {"teacher": config.teacher, "grow": config.grow, "start": config.start}
     models = {role: checkpoints.fingerprint(name) for role, name in named.items() if name}
     found = tasks.provenance(config.task, data) | {"models": models}
     schedules = loop.claim(directory, found, begin=begin, steps=config.steps)
@@ -367,29 +528,42 @@ def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
     command_line.say(
         f"{len(data['train']):,} pairs to train on. Making the tokenizer and the model."
     )
-    tokenizer = _tokenizer(config, data["train"], directory)
-    shape = _shape(config, tokenizer)
-    graphdef, params = make_model(shape, config.seed, _other(config, "grow", tokenizer))
+    tokenizer = _tokenizer(config, data["train"], directory, known)
+    if known is None:
+        shape = _shape(config, tokenizer)
+        meshes.check(shape, config.mesh)
+    else:
+        shape = known.config
+        _check_vocabulary(config, "start", known, tokenizer)
+    placement = meshes.placement_for(shape, config.mesh)
+    graphdef, params = _begun(config, shape, tokenizer, placement)
+    layout = Layout.of(graphdef, params, placement)
     exits = Exits(config.exits, config.exit_weight, config.layer_dropout)
     exits.check(nnx.merge(graphdef, params).cache_shape()[0])
-    teacher = _other(config, "teacher", tokenizer)
+    narrow = None if config.compute_dtype == "float32" else config.compute_dtype
+    teacher = _other(config, "teacher", tokenizer, mesh=placement.mesh, dtype=narrow)
     trainer = Trainer(
         graphdef,
         loop.optimizer(config),
-        None if teacher is None else (teacher.model.graphdef, teacher.model.params),
-        divergences.parse(config.divergence),
-        exits,
-        config.steps,
+        teacher=None if teacher is None else (teacher.model.graphdef, teacher.model.params),
+        divergence=divergences.parse(config.divergence),
+        exits=exits,
+        steps=config.steps,
+        layout=layout,
+        accumulate=config.accumulate,
+        mode=config.mode,
+        dtype=jnp.dtype(config.compute_dtype),
+        seed=config.seed,
     )
-    pairs = batches.encode(data["train"], tokenizer, decoder_only=config.decoder_only)
-    loop.say_left_out("train", pairs, config.buckets)
+    pairs = _pairs(config, "train", data["train"], tokenizer)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
     samples = loop.open_log(directory / "samples.jsonl", keep_to=begin)
-    follow = _Evaluation(config, shape, trainer, tokenizer, data, directory, samples)
+    size = len(tokenizer) if known is None else known.model.vocab_size
+    follow = _Evaluation(config, shape, trainer, tokenizer, data, directory, samples, size)
 
     def source(begin: int, current: Callable[[], Progress]) -> Iterator[Batch]:
         return Prefixes(
-            [example.input for example in data["train"]],
+            data["train"],
             pairs,
             order,
             teacher,
@@ -407,31 +581,54 @@ def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
         *progress, loss = (trainer.step_with_teacher if taught else trainer.step)(*progress, batch)
         return Progress(*progress), loss
 
-    progress = Progress(params, trainer.optimizer.init(params))
-    progress = loop.fit(progress, one_step, source, follow, config, directory)
+    matrices = layout.of_matrices(jax.eval_shape(layout.apart, layout.params))
+    stored = Stored(
+        saved,
+        jax.jit(layout.apart, out_shardings=matrices),
+        jax.jit(layout.together, out_shardings=layout.shardings),
+    )
+    progress = Progress(params, trainer.init(params))
+    progress = loop.fit(progress, one_step, source, follow, config, directory, stored)
     command_line.say("Writing the model and measuring it on the test split.")
     return follow.final(progress.params, schedules)
+
+
+def _begun(config: TrainConfig, shape: Any, tokenizer, placement: Placement):
+    """Graph and parameters before the first step, on the mesh."""
+    if config.start:
+        mesh = config.mesh or f"{DATA}=1"
+        loaded = checkpoints.load(config.start, dtype=jnp.float32, mesh=mesh)
+        return meshes.placed(loaded.model.module(), placement, ordered=True)
+    made = make_model(shape, config.seed, _other(config, "grow", tokenizer))
+    return meshes.placed(nnx.merge(*made), placement)
+
+
+def _pairs(config: TrainConfig, split: str, examples: Sequence[Example], tokenizer) -> list[Pair]:
+    """The ids of a split, with a count of the pairs that no bucket holds."""
+    pairs = batches.encode(examples, tokenizer, decoder_only=config.decoder_only)
+    if config.truncate:
+        pairs = batches.truncated(pairs, max(length for length, _ in config.buckets))
+    loop.say_left_out(split, pairs, config.buckets)
+    return pairs
 
 
 class _Evaluation:
     """What is measured during and after a run, on data that training never sees."""
 
-    def __init__(self, config, shape, trainer, tokenizer, data, directory, samples):
+    def __init__(self, config, shape, trainer, tokenizer, data, directory, samples, vocab_size):
         self.config, self.shape, self.trainer = config, shape, trainer
         self.tokenizer, self.data, self.directory = tokenizer, data, directory
-        self.samples = samples
+        self.samples, self.vocab_size = samples, vocab_size
         self.validation = self._losses_of("validation", config.eval_examples)
 
     def _losses_of(self, split: str, count: int | None = None) -> dict[str, list[Batch]]:
         """Batches of a split's first pairs, by the loss that is measured on them."""
         examples = self.data[split][:count]
-        decoder_only = self.config.decoder_only
-        pairs = batches.encode(examples, self.tokenizer, decoder_only=decoder_only)
-        loop.say_left_out(split, pairs, self.config.buckets)
+        pairs = _pairs(self.config, split, examples, self.tokenizer)
         cut = functools.partial(
             batches.in_order, buckets=self.config.buckets, target_tokens=self.config.target_tokens
         )
-        if decoder_only:
+        if self.config.decoder_only:
             return {"held_out_loss": cut(pairs)}
         return {"held_out_loss": cut(pairs), "shuffled_loss": cut(shuffled(pairs))}
 
@@ -448,6 +645,8 @@ class _Evaluation:
             name=str(self.directory),
             max_source_len=self.config.max_source_len,
             metadata=metadata,
+            placement=self.trainer.layout.placement,
+            vocab_size=self.vocab_size,
         )
 
     def __call__(self, progress: Progress, step: int) -> dict[str, float]:
@@ -463,16 +662,27 @@ class _Evaluation:
         for example, output in list(zip(examples, outputs, strict=True))[:4]:
             row = {"step": step, "input": example.input, "output": output}
             self.samples.append(row | {"target": example.target})
-        return found | score(self.config.task, outputs, examples)
+        return found | self._scores(outputs, examples)
+
+    def _scores(self, outputs: Sequence[str], examples: Sequence[Example]) -> dict[str, float]:
+        """The shares of `score`, and the figures of the config's metric."""
+        found = score(self.config.task, outputs, examples)
+        if self.config.metric:
+            references = [example.target for example in examples]
+            by = scores.score(self.config.metric, outputs, references)
+            found |= {figure.name: figure.value for figure in by}
+        return found
 
     def final(self, params, schedules: list[dict[str, int]]) -> dict[str, Any]:
         """Export the model and measure it on the test split."""
         sizes = [leaf.size for leaf in jax.tree.leaves(params)]
         provenance = files.read_json(self.directory / "provenance.json")
         metadata = {"training_data": json.dumps(provenance, sort_keys=True)}
-        checkpoints.save(
-            self.directory / "model", self.checkpoint(params, metadata), dtype=jnp.float16
-        )
+        made = self.checkpoint(params, metadata)
+        whole = dataclasses.replace(made.model, params=sharding.fetch(made.model.params))
+        if not jax.process_index():
+            made = dataclasses.replace(made, model=whole)
+            checkpoints.save(self.directory / "model", made, dtype=self.config.save_dtype)
         examples = self.data["test"]
         test = self._losses_of("test")
         found = {
@@ -480,7 +690,7 @@ class _Evaluation:
         }
         read = sum(int((batch.target_len > 0).sum()) for batch in test["held_out_loss"])
         chosen = examples[: 4 * self.config.sample_examples]
-        found |= score(self.config.task, self._outputs(params, chosen), chosen)
+        found |= self._scores(self._outputs(params, chosen), chosen)
         final = {
             "parameters": int(sum(sizes)),
             "steps": self.config.steps,
@@ -501,12 +711,21 @@ def _shape(config: TrainConfig, tokenizer) -> Any:
     return family.config_class(vocab_size=len(tokenizer), **ids, **config.model)
 
 
-def _tokenizer(config: TrainConfig, examples: Sequence[Example], directory: pathlib.Path):
+def _tokenizer(
+    config: TrainConfig,
+    examples: Sequence[Example],
+    directory: pathlib.Path,
+    known: checkpoints.Checkpoint | None,
+):
     """The run's tokenizer: the one in its directory, else another model's, else a new one."""
     own = directory / "tokenizer"
     if not own.is_dir():
         if config.tokenizer:
             made = tokenizers.load(config.tokenizer)
+        elif known is not None:
+            if known.tokenizer is None:
+                raise ValueError(f"start={config.start!r} has no tokenizer: set tokenizer=DIR.")
+            made = known.tokenizer
         else:
             whole = config.decoder_only
             texts = (
@@ -524,12 +743,26 @@ def _tokenizer(config: TrainConfig, examples: Sequence[Example], directory: path
     return loaded
 
 
-def _other(config: TrainConfig, field: str, tokenizer) -> checkpoints.Checkpoint | None:
+def _other(config: TrainConfig, field: str, tokenizer, **how: Any) -> checkpoints.Checkpoint | None:
     """The model that a field names, if it names one."""
     name = getattr(config, field)
     if not name:
         return None
-    found = checkpoints.load(name)
-    if found.tokenizer.get_vocab() != tokenizer.get_vocab():
+    _check_vocabulary(config, field, checkpoints.outline(name), tokenizer)
+    return checkpoints.load(name, **how)
+
+
+def _check_vocabulary(
+    config: TrainConfig, field: str, found: checkpoints.Checkpoint, tokenizer
+) -> None:
+    """Raise ValueError unless the model that a field names was made with this tokenizer, or, if it
+    has none, has a row for each id."""
+    name, rows = getattr(config, field), found.config.vocab_size
+    if found.tokenizer is None:
+        if len(tokenizer) > rows:
+            raise ValueError(
+                f"{field}={name!r} has {rows} rows of ids, and tokenizer={config.tokenizer!r} "
+                f"{len(tokenizer)} ids: name the tokenizer that the model was trained with."
+            )
+    elif found.tokenizer.get_vocab() != tokenizer.get_vocab():
         raise ValueError(f"{field}={name!r} has another vocabulary: set tokenizer={name!r}")
-    return found

@@ -187,7 +187,7 @@ def _run(config: DrafterConfig, directory: pathlib.Path) -> dict[str, Any]:
     data = loop.read_data(config)
     provenance = tasks.provenance(config.task, data)
     provenance["models"] = {"target": checkpoints.fingerprint(config.target)}
-    begin = loop.latest_step(directory)
+    begin = loop.latest_step(directory / "checkpoints")
     schedules = loop.claim(directory, provenance, begin=begin, steps=config.steps)
     pairs = _pairs(data, target)
     for split, found in pairs.items():

@@ -150,9 +150,15 @@ def in_checkout(argument: str) -> str:
 
 @contextlib.contextmanager
 def only_writer_of_workdir() -> Iterator[None]:
-    """Hold --workdir for this process, if the command has that flag and the user gave it."""
-    path = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else None
-    if not path:
+    """Hold --workdir for this process, if the command has that flag and the user gave it.
+
+    Processes that join at a --coordinator share it: the first holds what it writes.
+    """
+    path, joined = (
+        flags.FLAGS[name].value if name in flags.FLAGS else None
+        for name in ("workdir", "coordinator")
+    )
+    if not path or joined:
         yield
         return
     with files.only_writer(make_workdir(path), within=True):

@@ -16,6 +16,8 @@ LATER = {
     "exits": (), "exit_weight": 1.0, "layer_dropout": 0.0,
     "divergence": "forward_kl", "prefixes": "data", "prefix_temperature": 1.0,
     "prefix_inputs": 512, "refresh_every": 100,
+    "start": "", "truncate": False, "optimizer": "adam", "metric": "", "accumulate": 1,
+    "dropout": 0.0, "remat": False, "compute_dtype": "float32", "save_dtype": "float16",
 }  # fmt: skip
 
 

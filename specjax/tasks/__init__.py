@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "not_held_out",
     "provenance",
+    "stream",
     "warn_of_overlap",
 ]
 
@@ -53,10 +54,23 @@ def load(
     Raises:
       ValueError: no such task, split or category, or a file that is missing or has a wrong line.
     """
-    if task not in TASKS:
-        raise ValueError(f"no task {task!r}: choose from {', '.join(TASKS)}")
     if "+" in split:
         return [one for part in split.split("+") for one in load(task, part, files, categories)]
+    return list(stream(task, split, files, categories))
+
+
+def stream(
+    task: str,
+    split: str,
+    files: str | PathLike | Sequence[str | PathLike] = (),
+    categories: Sequence[str] = (),
+) -> Sequence[Example]:
+    """Open the pairs of one split, as `load` has them; those of the paper's corpora stay in files.
+
+    Raises: as `load`.
+    """
+    if task not in TASKS:
+        raise ValueError(f"no task {task!r}: choose from {', '.join(TASKS)}")
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: choose from {', '.join(SPLITS)}")
     if task in python_source.TASKS:
@@ -72,7 +86,7 @@ def load(
             f"the task {task} takes one directory in the hub's layout; given: "
             f"{list(map(str, places))}"
         )
-    return hub_datasets.load(task, split, *places)
+    return hub_datasets.stream(task, split, *places)
 
 
 def _jsonl_file(split: str, places: Sequence[str | PathLike]) -> str | PathLike:
@@ -110,12 +124,15 @@ def warn_of_overlap(task: str, data: Mapping[str, Sequence[Example]]) -> None:
     """
     if task in python_source.TASKS:
         return
-    known = {pair.input or pair.target for pair in data["train"]}
-    counts = {
-        split: sum((pair.input or pair.target) in known for pair in pairs)
+    others = {
+        split: [pair.input or pair.target for pair in pairs]
         for split, pairs in data.items()
         if split != "train"
     }
+    # The training split is the largest: it is read once and not held.
+    wanted = {text for texts in others.values() for text in texts}
+    known = {text for pair in data["train"] if (text := pair.input or pair.target) in wanted}
+    counts = {split: sum(text in known for text in texts) for split, texts in others.items()}
     found = [
         f"{count:,} of {len(data[split]):,} inputs of {split}"
         for split, count in counts.items()

@@ -8,7 +8,7 @@ Inputs have the prefixes that T5 was trained with.
 
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specjax.tasks.examples import Example
@@ -39,8 +39,32 @@ CORPORA = {
 }
 
 
-def load(task: str, split: str, place: str | os.PathLike = "") -> list[Example]:
-    """Load the pairs of one task and split, in the corpus's order; no other split is read.
+class Rows(Sequence[Example]):
+    """The pairs of a corpus, which stay in its files and are made as they are asked for."""
+
+    def __init__(self, corpus: Corpus, rows: Any):
+        self.corpus, self.rows = corpus, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        if not isinstance(at, slice):
+            return self._made(self.rows[at])
+        columns = self.rows[at]
+        values = zip(*columns.values(), strict=True)
+        return [self._made(dict(zip(columns, row, strict=True))) for row in values]
+
+    def __iter__(self) -> Iterator[Example]:
+        return map(self._made, self.rows)
+
+    def _made(self, row: Mapping[str, Any]) -> Example:
+        source, target = self.corpus.pair(row)
+        return Example(self.corpus.prefix + source, target)
+
+
+def stream(task: str, split: str, place: str | os.PathLike = "") -> Rows:
+    """Open the pairs of one task and split, in the corpus's order; no other split is read.
 
     Args:
       task: a key of `CORPORA`.
@@ -69,14 +93,15 @@ def load(task: str, split: str, place: str | os.PathLike = "") -> list[Example]:
             f"--include '{files}' --local-dir DIRECTORY` where there is one, and give the "
             "directory."
         ) from error
+    found = Rows(corpus, rows)
     try:
-        texts = [corpus.pair(row) for row in rows]
+        found[:1]
     except (KeyError, TypeError):
         raise ValueError(
             f"{files} of {str(place) or corpus.name} has the columns {rows.column_names}, which "
             f"are not those of {corpus.name}. Download it again."
         ) from None
-    return [Example(corpus.prefix + source, target) for source, target in texts]
+    return found
 
 
 def only_split(place: str | os.PathLike, task: str) -> Sequence[Mapping[str, Any]]:

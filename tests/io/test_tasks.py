@@ -415,6 +415,14 @@ def test_corpora_of_the_paper_from_directories(corpora_root):
     ]
 
 
+def test_corpora_stay_in_their_files(corpora_root):
+    """Pairs are made as they are asked for: one, a part, or one after the other."""
+    place = corpora_root / "wmt/wmt14"
+    rows, whole = (find("wmt14_en_de", "test", place) for find in (tasks.stream, tasks.load))
+    assert not isinstance(rows, list)
+    assert (len(rows), rows[3], rows[2:5], list(rows)) == (8, whole[3], whole[2:5], whole)
+
+
 def test_errors_of_the_paper_s_corpora(corpora_root, monkeypatch):
     wmt = corpora_root / "wmt/wmt14"
     with pytest.raises(ValueError, match=r"de-en/train-.* cannot be read"):

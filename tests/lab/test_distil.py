@@ -188,7 +188,7 @@ def batches_of(config, directory, count, begin=0, target=None, draft=None, tempe
     pairs = batches.encode(data, tokenizer, decoder_only=config.decoder_only)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
     source = prefixes.Prefixes(
-        [e.input for e in data],
+        data,
         pairs,
         order,
         target,

@@ -1,5 +1,6 @@
 """A plan of a run: what arrays take on a mesh, what fits, and what no run is faster than."""
 
+import dataclasses
 import importlib
 import itertools
 import json
@@ -17,12 +18,14 @@ import t5_variants
 from configs import paper as paper_config
 from configs import plan as plan_config
 from experiments.benchmark.cases import SHAPES, step_bytes
-from experiments.plan import parts
+from experiments.plan import parts, training
 from experiments.plan.parts import Call
 from experiments.plan.published import PUBLISHED
+from experiments.train import train
 from specjax import checkpoints, decoding
 from specjax.batching import bucket
 from specjax.models.memory import Need
+from specjax.models.t5 import T5Config
 from specjax.sampling import Sampling
 
 CASES = [
@@ -218,6 +221,37 @@ def test_what_cannot_be_planned(run, flags, message):
     (line,) = outcome.stderr.splitlines()
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_a_plan_of_training(run, tmp_path):
+    """A small v1.1, whose float32 weights are cut in two; norms and positions are not."""
+    outcome = run(
+        "--config=configs/paper_train.py:t5-v1_1-small_en-de", "--mesh=data=4,model=2",
+        "--config.buckets=((64, 64),)", "--config.target_tokens=4096", "--memory=1GB",
+        "--flops=100T/s", f"--workdir={tmp_path}",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.stderr
+    (row,) = map(json.loads, (tmp_path / "plan.jsonl").read_text().splitlines())
+    # Eight operations for each of the 60.5 million parameters of matrices but the embedding.
+    assert row["tokens/s"] == pytest.approx(8 * 100e12 / (8 * 60.5e6), rel=0.01)
+    assert 4 * 76_961_152 / 2 < row["weights"] < 1.001 * 4 * 76_961_152 / 2
+    assert row["gradients"] == 1.5 * row["weights"] == 3 * row["copies"]
+    assert row["optimizer"] < 0.01 * row["weights"]  # sums of rows and columns
+    # By hand: at least the input of each layer and the logits, for 16 rows of 64 on each device.
+    assert row["activations"] > 16 * 64 * (16 * 512 * 2 + 32128 // 2 * 4)
+    assert "True" in outcome.stdout
+    config = train.TrainConfig(buckets=((64, 64),), target_tokens=4096, remat=False)
+    shape = T5Config(vocab_size=256, num_layers=4, num_decoder_layers=4)
+    layout = training.layout_of(shape, "data=4,model=2")
+    # Layers that are computed again keep no more than their inputs.
+    kept = [
+        training.activations(dataclasses.replace(config, remat=again), layout, (64, 64))
+        for again in (False, True)
+    ]
+    assert kept[0] > 3 * kept[1]
+    outcome = run("--config=configs/paper_train.py:t5-v1_1-small_en-de", "--mesh=model=4")
+    assert outcome.status == 1
+    assert "num_heads=6 cannot be split over 4 devices" in outcome.stderr
 
 
 def test_units():
