@@ -49,6 +49,7 @@ def batches(family: str) -> ml_collections.ConfigDict:
     config.gamma_max = 6 if prose else 8
     config.static = (1, 2, 3, 4, 6) if prose else (1, 2, 3, 5, 8)  # γ
     config.thresholds = (0.2, 0.35, 0.5, 0.65, 0.8)
+    config.priors = (0.5, 0.7, 0.9, 0.95)  # of early_stop
     config.batch_sizes = (1, 4, 8, 16, 32)  # rows, by times measured here
     config.knees = (64, 256)  # positions up to which an accelerator's pass takes one step
     config.accelerator_batch_sizes = (16, 32, 64, 128, 256)

@@ -212,6 +212,7 @@ def choose(config: Any, replayed: Any, times: PassTimes, batch: int) -> dict[str
         STATIC: {g: budgets.static(g) for g in config.static},
         "fixed": {n: budgets.fixed(n) for n in (size - batch for size in times.sizes)},
         "threshold": {t: budgets.threshold(t) for t in config.thresholds},
+        EARLY: {prior: budgets.early_stop(times, prior) for prior in config.priors},
     }
     return {
         name: max(each, key=lambda one: float(replayed(longest, each[one], half=0, draw=0).rate))
@@ -237,7 +238,7 @@ def make(config: Any, times: PassTimes, batch: int, name: str, chosen: Mapping[s
         BY_SIZE: lambda: budgets.by_batch_size(chosen[BY_SIZE]),
         "fixed": lambda: budgets.fixed(chosen["fixed"]),
         "threshold": lambda: budgets.threshold(chosen["threshold"]),
-        EARLY: lambda: budgets.early_stop(times),
+        EARLY: lambda: budgets.early_stop(times, chosen[EARLY]),
         ORACLE: lambda: Oracle(times),
     }
     return longest, made[name]()

@@ -55,7 +55,7 @@ def record(on: Study, row: dict[str, Any]) -> list[Seen]:
         on.draft(config.draft),
         gamma=config.gamma_max,
         sampling=on.sampling(row["temperature"]),
-        budget=early_stop(times),
+        budget=early_stop(times, row["setting"]),
         sizes=times.sizes,
     )
     assert isinstance(method, speculative.Speculative)

@@ -14,7 +14,7 @@ from specjax.rounds import where_active
 
 FIRST_SLOPE = 0.6
 LIMIT = 4.0  # the largest log-odds of a belief: 1.8% and 98.2%
-LEVEL_RATE = 0.15  # of learning, for the level and the slope
+LEVEL_RATE = 0.5  # of learning, for the level and the slope
 SLOPE_RATE = 0.02
 SHARED = 0.1  # the share of its batch's mean that a row takes over in each round
 MEMORY = 0.9  # the share of past rounds in the mean chance at each position
