@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+import gemma_variants
 import gpt_variants
 import llama_variants
 import t5_variants
@@ -56,6 +57,8 @@ ROWS = {
     "Mistral": Row(llama_variants, "mistral"),
     "Qwen 2": Row(llama_variants, "qwen2"),
     "Qwen 3": Row(llama_variants, "qwen3"),
+    "Gemma 2": Row(gemma_variants, "gemma2", lacks=("GGUF",)),
+    "Gemma 3": Row(gemma_variants, "gemma3", lacks=("GGUF",)),
 }
 
 
