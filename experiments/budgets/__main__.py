@@ -90,7 +90,7 @@ def main(_) -> None:
     clocked = [row for row in rows if row.get("clock")]
     if clocked:
         sections.append(by_the_clock(clocked))
-    plots.save(workdir / "budgets.png", draw_all(rows))
+    plots.save(workdir / "budgets.png", draw_all(rows), dpi=80)
     title = "Tokens per time, of the better of plain decoding and the best static γ"
     sections.append(Section(title, images=("budgets.png",)))
     sections.append(rounds(on, workdir, rows))

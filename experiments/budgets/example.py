@@ -17,7 +17,7 @@ from specjax.budgets import PassTimes, early_stop
 from specjax.dice import dice_for
 from specjax.measure import timing
 
-SKIPPED = 12  # rounds in which the chances are calibrated
+SKIPPED = 2  # rounds in which the chances are calibrated
 PANELS = 6
 KEPT, REJECTED, IN_VAIN, LEFT_OUT = "kept", "rejected", "verified in vain", "left out"
 COLOURS = {KEPT: plots.ACCEPTED, REJECTED: plots.REJECTED, IN_VAIN: "0.6", LEFT_OUT: "1.0"}
