@@ -43,7 +43,7 @@ from specjax.support import command_line, memory_maps
 from specjax.support.named import short
 
 HEIGHT = 15  # lines of text on each side
-FRAMES_PER_SECOND = 8
+FRAMES_PER_SECOND = 5
 GIF_WIDTH = 48  # characters on each side of the animation
 GIF_SECONDS = 7.0  # of the slower side, as it is shown
 
