@@ -58,7 +58,7 @@ ROWS = {
     "Qwen 2": Row(llama_variants, "qwen2"),
     "Qwen 3": Row(llama_variants, "qwen3"),
     "Gemma 2": Row(gemma_variants, "gemma2", lacks=("GGUF",)),
-    "Gemma 3": Row(gemma_variants, "gemma3", lacks=("GGUF",)),
+    "Gemma 3": Row(gemma_variants, "gemma3_untied", lacks=("GGUF",)),
 }
 
 
