@@ -38,7 +38,7 @@ def runs(fixed: bool, needed: Bool[Array, ""], always: Bool[Array, ""] | bool) -
 
 def unless_idle(fixed: bool, needed: Bool[Array, ""], propose: Callable[[T], T], nothing: T) -> T:
     """Return propose(nothing), or `nothing` where no row drafts; `Drafter.begin` catches up."""
-    # Nothing else may go through the conditional: with one result more, XLA copies the caches.
+    # Only results that are read may go through the conditional: beside others XLA copies caches.
     return jax.lax.cond(runs(fixed, needed, True), propose, lambda nothing: nothing, nothing)
 
 

@@ -10,7 +10,7 @@ import command_line
 import pairs
 from configs import budgets
 from experiments.budgets import __main__ as comparison
-from experiments.budgets import bias, schemes
+from experiments.budgets import bias, example, schemes
 from experiments.reproduce.study import Study
 from specjax import tasks
 from specjax.measure import batches
@@ -166,6 +166,31 @@ def test_both_models_along_outputs(pair, tmp_path, monkeypatch):
         "early stop"
     }
     assert "early stop by top token (affine 4, steps 4)" in section.words
+
+
+def test_the_table_by_batch_size():
+    """The best γ of smaller batches, at the same temperature and times."""
+    rows = [
+        {"method": method, "temperature": t, "times": times, "batch": batch, "setting": setting}
+        for method, t, times, batch, setting in [
+            (comparison.STATIC, 1.0, "knee 64", 4, 3),
+            (comparison.STATIC, 1.0, "knee 64", 16, 1),
+            (comparison.STATIC, 0.0, "knee 64", 4, 5),
+            (comparison.STATIC, 1.0, "measured", 4, 6),
+            (comparison.EARLY, 1.0, "knee 64", 4, 0.9),
+        ]
+    ]
+    assert comparison.table(rows, 1.0, "knee 64", 16) == {4: 3}
+    assert comparison.table(rows, 1.0, "knee 64", 32) == {4: 3, 16: 1}
+
+
+def test_what_became_of_drafted_tokens():
+    """Four drafted, three verified, one accepted; a row that drafted nothing; one that has ended."""
+    counts = (np.array(column) for column in ([4, 0, 2], [3, 0, 2], [1, 0, 2]))
+    seen = example.Seen(np.array([True, True, False]), *counts)
+    became = [[seen.of(row, slot) for slot in range(5)] for row in range(3)]
+    first = [example.KEPT, example.REJECTED, example.IN_VAIN, example.LEFT_OUT, None]
+    assert became == [first, [None] * 5, [None] * 5]
 
 
 @pytest.mark.slow
