@@ -185,7 +185,7 @@ def test_the_table_by_batch_size():
 
 
 def test_what_became_of_drafted_tokens():
-    """Four drafted, three verified, one accepted; a row that drafted nothing; one that has ended."""
+    """Four drafted, three verified, one accepted; a row without a draft; one that has ended."""
     counts = (np.array(column) for column in ([4, 0, 2], [3, 0, 2], [1, 0, 2]))
     seen = example.Seen(np.array([True, True, False]), *counts)
     became = [[seen.of(row, slot) for slot in range(5)] for row in range(3)]
