@@ -354,14 +354,14 @@ def write_report(bench: Bench, workdir: pathlib.Path, made: Made) -> None:
         parts.append(f"{unasked} later turns of batches were too long, and not asked.")
     for block, figures, costs in made:
         title = f"T = {block.temperature:g}, batch {block.batch}"
-        drafted = [row for row in figures if row["draft"]]
+        drafted = [row for row in figures if row["draft"] and not row["policy"]]
         parts += [
             f"## {title}",
             report.markdown(tables.main_columns(figures), figures),
             tables.fastest(figures),
             " ".join(tables.costs_line(*one, bench.config.gammas) for one in costs.items()),
             same(block, figures),
-            f"### {title}. Accepted at each position, if those before were",
+            f"### {title}. Accepted at each position, if those before were; static γ",
             report.markdown(tables.position_columns(drafted), drafted),
         ]
     files.write_text(workdir / "report.md", "\n\n".join(filter(None, parts)) + "\n")
