@@ -1,6 +1,8 @@
 """Helpers with which all families read a config.json and the tensors beside it."""
 
-from collections.abc import Callable, Collection, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from specjax.checkpoints.tensors import Tensor, equal
@@ -112,15 +114,30 @@ FIELDS: dict[str, str] = {
     ),
     "layer_types": "a list of strings",
     "task_specific_params": "an object of objects",
-    "text_config": "an object",
+    **dict.fromkeys(("text_config", "encoder", "decoder"), "an object"),
 }
+
+
+@contextlib.contextmanager
+def naming(place: str | Path) -> Iterator[None]:
+    """Prefix a ValueError with the place of the error."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
 
 
 def text_model(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the fields of a gemma3, which reads images too, by those of its text model.
 
-    Ids that both name are the outer ones. The fields of other models stay as they are.
+    Ids that both name are the outer ones. A T5Gemma that names no ids gets those of its decoder.
+    The fields of other models stay as they are.
     """
+    if raw.get("model_type") in ("t5gemma", "t5gemma2"):
+        decoder = raw.get("decoder") or {}
+        own = {key: decoder[key] for key in IDS if decoder.get(key) is not None}
+        check_fields(own)
+        return {**own, **{key: value for key, value in raw.items() if value is not None}}
     if raw.get("model_type") != "gemma3":
         return dict(raw)
     inner = {
@@ -149,8 +166,14 @@ def check_layers(config: Any, tensors: Mapping[str, Tensor]) -> None:
 
     Nothing is built, and the time does not depend on the number.
     """
-    for key, place in LAYERS.items():
-        count = getattr(config, key, 0)
+    stacks = [(config, key, place) for key, place in LAYERS.items()]
+    if encoder := getattr(config, "encoder", None):  # a T5Gemma
+        inner = ".text_model" if config.merged else ""
+        places = "model.decoder.layers.", f"model.encoder{inner}.layers."
+        pairs = zip((config, encoder), places, strict=True)
+        stacks = [(part, "num_hidden_layers", place) for part, place in pairs]
+    for part, key, place in stacks:
+        count = getattr(part, key, 0)
         parts = [name[len(place) :] for name in tensors if name.startswith(place)]
         there = len({part.partition(".")[0] for part in parts})
         if count > there:

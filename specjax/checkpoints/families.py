@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
-from specjax.checkpoints import gemma, gpt, llama, t5
+from specjax.checkpoints import gemma, gpt, llama, t5, t5gemma
 from specjax.checkpoints.tensors import Tensor
 
 DRAFTER = "specjax_drafter"  # the field of config.json that names a drafter's kind
@@ -75,6 +75,19 @@ FAMILIES = {
             (),
         )
         for kind, config_class in gemma.CONFIGS.items()
+    },
+    **{
+        kind: Family(
+            config_class,
+            t5gemma.build,
+            t5gemma.select_tensors,
+            t5gemma.config_from_hub,
+            t5gemma.config_to_hub,
+            t5gemma.tensor_names,
+            t5gemma.DEFAULTS[kind],
+            (),
+        )
+        for kind, config_class in t5gemma.CONFIGS.items()
     },
 }
 

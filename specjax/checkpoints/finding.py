@@ -3,12 +3,11 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from specjax.checkpoints import gguf_files, gguf_models, t5x_files, weights
-from specjax.checkpoints.config_json import check_fields, text_model
+from specjax.checkpoints.config_json import check_fields, naming, text_model
 from specjax.checkpoints.gguf_files import is_gguf
 from specjax.checkpoints.safetensors_files import read_metadata
 from specjax.checkpoints.tensors import Tensor, read_json
@@ -119,15 +118,6 @@ def read_configs(
     with naming(config):
         raw = text_model(found[0])
     return raw, found[1] if len(found) > 1 else {}, None
-
-
-@contextlib.contextmanager
-def naming(place: str | Path) -> Iterator[None]:
-    """Prefix a ValueError with the place of the error."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
 
 
 def metadata(directory: Path) -> dict[str, str]:

@@ -140,7 +140,7 @@ def _ropes(raw: Mapping[str, Any], longest: int) -> tuple[Rope, Rope]:
 
 def config_to_hub(config: LlamaConfig) -> dict[str, Any]:
     """The architecture's fields of config.json, for transformers before and since version 5."""
-    kind = config.model_type
+    kind = "gemma2" if isinstance(config, Gemma2Config) else "gemma3_text"
     rope: dict[str, Any] = llama.rope_to_hub(config.rope)
     if config.local_rope is not None:
         local = llama.rope_to_hub(config.local_rope)["rope_parameters"]

@@ -296,7 +296,6 @@ def tensor_names(config: LlamaConfig) -> dict[tuple, dict[str, int]]:
 
     Each tensor has its share of the rows: there are more query heads than heads of keys and values.
     """
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     names: dict[tuple, dict[str, int]] = {
         ("embedding",): {EMBEDDING: 1},
         ("norm", "scale"): {f"{PREFIX}norm.weight": 1},
@@ -304,30 +303,37 @@ def tensor_names(config: LlamaConfig) -> dict[tuple, dict[str, int]]:
     if not config.tie_word_embeddings:
         names["head",] = {HEAD: 1}
     for i in range(config.num_hidden_layers):
-        layer, place = ("layers", i), f"{PREFIX}layers.{i}"
-        attention, feed_forward = f"{place}.self_attn", f"{place}.mlp"
-        scales: dict[tuple, str] = {
-            ("attention_norm",): f"{place}.input_layernorm",
-            ("feed_forward_norm",): f"{place}.post_attention_layernorm",
+        found = layer_names(config, f"{PREFIX}layers.{i}")
+        names |= {("layers", i, *path): parts for path, parts in found.items()}
+    return names
+
+
+def layer_names(config: LlamaConfig, place: str) -> dict[tuple, dict[str, int]]:
+    """Map the paths of one layer's parameters, within it, to tensors below `place`."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    attention, feed_forward = f"{place}.self_attn", f"{place}.mlp"
+    scales: dict[tuple, str] = {
+        ("attention_norm",): f"{place}.input_layernorm",
+        ("feed_forward_norm",): f"{place}.post_attention_layernorm",
+    }
+    if config.gemma:  # what a Llama calls post_attention_layernorm comes before feed-forward
+        scales |= {
+            ("attention_end",): f"{place}.post_attention_layernorm",
+            ("feed_forward_norm",): f"{place}.pre_feedforward_layernorm",
+            ("feed_forward_end",): f"{place}.post_feedforward_layernorm",
         }
-        if config.gemma:  # what a Llama calls post_attention_layernorm comes before feed-forward
-            scales |= {
-                ("attention_end",): f"{place}.post_attention_layernorm",
-                ("feed_forward_norm",): f"{place}.pre_feedforward_layernorm",
-                ("feed_forward_end",): f"{place}.post_feedforward_layernorm",
-            }
-        if config.qk_norm:
-            scales["attention", "query_norm"] = f"{attention}.q_norm"
-            scales["attention", "key_norm"] = f"{attention}.k_norm"
-        names |= {(*layer, *path, "scale"): {f"{name}.weight": 1} for path, name in scales.items()}
-        qkv = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
-        for path, module, shares, bias in (
-            (("attention", "qkv"), attention, qkv, config.qkv_bias or config.attention_bias),
-            (("attention", "output"), attention, {"o_proj": 1}, config.attention_bias),
-            (("feed_forward", "input"), feed_forward, GATED, config.mlp_bias),
-            (("feed_forward", "output"), feed_forward, {"down_proj": 1}, config.mlp_bias),
-        ):
-            for kind in ("weight", "bias") if bias else ("weight",):
-                parts = {f"{module}.{name}.{kind}": share for name, share in shares.items()}
-                names[*layer, *path, kind] = parts
+    if config.qk_norm:
+        scales["attention", "query_norm"] = f"{attention}.q_norm"
+        scales["attention", "key_norm"] = f"{attention}.k_norm"
+    names = {(*path, "scale"): {f"{name}.weight": 1} for path, name in scales.items()}
+    qkv = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    for path, module, shares, bias in (
+        (("attention", "qkv"), attention, qkv, config.qkv_bias or config.attention_bias),
+        (("attention", "output"), attention, {"o_proj": 1}, config.attention_bias),
+        (("feed_forward", "input"), feed_forward, GATED, config.mlp_bias),
+        (("feed_forward", "output"), feed_forward, {"down_proj": 1}, config.mlp_bias),
+    ):
+        for kind in ("weight", "bias") if bias else ("weight",):
+            parts = {f"{module}.{name}.{kind}": share for name, share in shares.items()}
+            names[*path, kind] = parts
     return names

@@ -15,7 +15,13 @@ from jax.sharding import Mesh
 
 from specjax import devices
 from specjax.checkpoints import finding, parameters, tokenizers, unfollowed
-from specjax.checkpoints.config_json import check_fields, check_layers, merge_ids, text_model
+from specjax.checkpoints.config_json import (
+    check_fields,
+    check_layers,
+    merge_ids,
+    naming,
+    text_model,
+)
 from specjax.checkpoints.families import FAMILIES, family_of
 from specjax.checkpoints.gguf_files import is_gguf
 from specjax.checkpoints.tensors import Tensor, float_dtype
@@ -124,7 +130,7 @@ def opened(
     unfollowed.warn(name, raw, generation)
     tensors = family.select_tensors(raw, find_tensors(directory) if found is None else found)
     raw = merge_ids(raw, generation)
-    with finding.naming(finding.config_place(directory)):
+    with naming(finding.config_place(directory)):
         config = family.config_from_hub(raw, tensors)
         check_layers(config, tensors)
     names = family.tensor_names(config)
@@ -141,7 +147,7 @@ def opened(
             "never ends an output. Is config.json or generation_config.json another model's?",
             stacklevel=3,
         )
-    with finding.naming(directory):
+    with naming(directory):
         max_source_len = tokenizers.max_source_len(tokenizer, raw, config)
     if placement is None:
         model = LanguageModel.of(module, vocab_size, platform=platform)
@@ -250,7 +256,7 @@ def described(
         raw = finding.read_configs(place if is_gguf(place) else place.parent)[0]
     family, raw = family_of(raw, place.parent), merge_ids(raw, {})
     head = {"lm_head.weight": None} if raw.get("tie_word_embeddings") is False else {}
-    with finding.naming(place):
+    with naming(place):
         config = family.config_from_hub(raw, head)  # type: ignore[arg-type]  # it reads names alone
         return Checkpoint(
             name=str(place if isinstance(description, Mapping) else description),

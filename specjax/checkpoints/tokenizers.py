@@ -278,6 +278,7 @@ def eos_ids(value: Any) -> tuple[int, ...]:
 def max_source_len(tokenizer: Any, raw: Mapping[str, Any], config: Any) -> int:
     """The tokenizer's limit, at most the model's positions; else those, or a default."""
     # A tokenizer without a limit has 10³⁰.
+    positions = getattr(config, "max_source_positions", config.max_positions)
     limit = 10**30 if tokenizer is None else tokenizer.model_max_length
     if type(limit) not in (int, float) or not limit >= 1:
         raise ValueError(
@@ -285,8 +286,8 @@ def max_source_len(tokenizer: Any, raw: Mapping[str, Any], config: Any) -> int:
         )
     if limit < 10**6:
         limit = int(limit)
-        return min(limit, config.max_positions or limit)
-    return config.max_positions or int(raw.get("n_positions") or DEFAULT_MAX_SOURCE_LEN)
+        return min(limit, positions or limit)
+    return positions or int(raw.get("n_positions") or DEFAULT_MAX_SOURCE_LEN)
 
 
 def prefix(raw: Mapping[str, Any], directory: Path) -> str:

@@ -162,11 +162,20 @@ def _cut(row: list[int], limit: int, marks: Sequence[int], *, ends: bool) -> lis
 def check_room(target: Checkpoint, texts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
     """Raise ValueError if an output exceeds the model's positions or `MAX_NEW_TOKENS`.
 
-    The positions are those of a prompt and its output.
+    The positions are those of a prompt and its output, or of a first token and the output of an
+    encoder-decoder, whose sources may have a limit of their own.
     """
     check_budget(max_new_tokens)
     positions = target.config.max_positions
     longest = max(map(len, texts), default=0)
+    if target.config.is_encoder_decoder:
+        limit = getattr(target.config, "max_source_positions", None)
+        if limit is not None and longest > limit:
+            raise ValueError(
+                f"A source of {longest} tokens exceeds the {limit} positions of {target.name}'s "
+                "encoder: set max_source_len to cut sources."
+            )
+        longest = 1
     if positions is not None and longest + max_new_tokens > positions:
         raise ValueError(
             f"A prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed the "

@@ -106,8 +106,14 @@ class Network(nnx.Module):
     """The parameters of an EAGLE: a Llama layer without a first norm, or with one for each half."""
 
     def __init__(
-        self, config: EagleConfig, encoder: T5Config | None, *, rngs: nnx.Rngs, dtype=jnp.float32
+        self,
+        config: EagleConfig,
+        encoder: tuple[T5Config, int] | None,
+        *,
+        rngs: nnx.Rngs,
+        dtype=jnp.float32,
     ):
+        """Build the layer; `encoder`: heads for the encoder's output, and its width."""
         layer, width, taps = config.layer, config.layer.hidden_size, len(config.taps)
 
         def norm() -> RMSNorm:
@@ -121,7 +127,8 @@ class Network(nnx.Module):
         self.feed_forward_norm = norm()
         self.feed_forward = FeedForward(layer, **options)
         if encoder is not None:
-            self.cross_norm, self.cross = norm(), CrossAttention(encoder, **options)
+            sizes, source = encoder
+            self.cross_norm, self.cross = norm(), CrossAttention(sizes, source=source, **options)
         if taps:
             self.embedding_norm, self.feature_norm, self.norm = norm(), norm(), norm()
             self.head = Linear(width, config.rows, INITIAL_STD, **options)
@@ -453,7 +460,7 @@ def _without_params(config: EagleConfig, target: Checkpoint, dtype: Any) -> Netw
             f"taps={config.taps}: {target.name} has {layers} layers, so {wrong[0]} is none of its "
             f"states 0 … {layers}. Name others."
         )
-    if config.cross and not isinstance(target.config, T5Config):
+    if config.cross and not target.config.is_encoder_decoder:
         raise ValueError(
             f"cross=True: {target.name} has no encoder whose output could be read; set cross=False."
         )
@@ -468,8 +475,17 @@ def _without_params(config: EagleConfig, target: Checkpoint, dtype: Any) -> Netw
 
 
 def _network(config: EagleConfig, target: Checkpoint, seed: int, dtype: Any) -> Network:
-    encoder = target.config if config.cross else None
+    encoder = _cross_sizes(target.config) if config.cross else None
     return Network(config, encoder, rngs=nnx.Rngs(seed), dtype=dtype)
+
+
+def _cross_sizes(config: Any) -> tuple[T5Config, int]:
+    """Heads as the target's for the encoder's output, and its width."""
+    if isinstance(config, T5Config):
+        return config, config.d_model
+    heads, size = config.num_attention_heads, config.head_dim
+    sizes = T5Config(d_model=config.hidden_size, num_heads=heads, d_kv=size)
+    return sizes, config.encoder.hidden_size
 
 
 def tensor_names(config: EagleConfig) -> dict[tuple, dict[str, int]]:

@@ -23,8 +23,7 @@ from typing import Any
 
 from specjax.checkpoints import DRAFTER, Checkpoint
 from specjax.checkpoints import llama as names_of
-from specjax.checkpoints.config_json import check_fields
-from specjax.checkpoints.finding import naming
+from specjax.checkpoints.config_json import check_fields, naming
 from specjax.checkpoints.tensors import Tensor
 from specjax.checkpoints.weights import find_tensors
 from specjax.drafters import eagle, medusa

@@ -56,7 +56,7 @@ class Shallow(ByModel):
     @property
     def _places(self) -> own_layers.Places:
         layers = {f"decoder.{i}": ("decoder", layer) for i, layer in enumerate(self.layers)}
-        return {**layers, **{name: (name,) for name in OWN[1:]}}
+        return {**layers, **{name: (name,) for name in OWN[1:] if name in self.own}}
 
     @classmethod
     def from_tensors(
@@ -93,7 +93,7 @@ def shallow(target: Checkpoint, layers: int | Sequence[int]) -> Shallow:
         )
     kept = tuple(chosen(layers, module.cache_shape()[0]))
     _, params = _parts(_cut(target.model, kept))
-    own = jax.tree.map(jnp.copy, {name: params[name] for name in OWN})
+    own = jax.tree.map(jnp.copy, {name: params[name] for name in OWN if name in params})
     return Shallow(target.model, own, kept)
 
 

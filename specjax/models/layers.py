@@ -277,16 +277,22 @@ def attend(queries: Array, kv: KV, bias: Array, cap: float = 0.0) -> Array:
       (B, K, H·D) in the dtype of the values, or of the queries if those are in int8; the
       softmax is taken in at least float32.
     """
-    return _attend(queries, kv.kept_narrow(queries), bias, cap)
+    return _attend(queries, [(kv.kept_narrow(queries), bias)], cap)
 
 
-def _attend(queries: Array, kv: KV, bias: Array, cap: float) -> Array:
-    """Softmax attention to keys and values that change in each call; see `attend`."""
-    scores = _scores(queries, kv, bias, cap)
-    top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))  # cancels, and so do its gradients
-    weights = jnp.exp(scores - top)
-    mixed = _mix(weights, kv, queries.dtype) / weights.sum(-1, keepdims=True)
-    return _join_heads(mixed.astype(kv.values.dtype if kv.key_scale is None else queries.dtype))
+def _attend(queries: Array, parts: Sequence[tuple[KV, Array]], cap: float) -> Array:
+    """Softmax attention over the slots of all parts together, each with its bias; see `attend`."""
+    scores = [_scores(queries, kv, bias, cap) for kv, bias in parts]
+    tops = [part.max(-1, keepdims=True) for part in scores]
+    # The top cancels, and so do its gradients.
+    top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))
+    weights = [jnp.exp(part - top) for part in scores]
+    pairs = zip(weights, parts, strict=True)
+    mixed = functools.reduce(jnp.add, (_mix(w, kv, queries.dtype) for w, (kv, _) in pairs))
+    total = functools.reduce(jnp.add, (part.sum(-1, keepdims=True) for part in weights))
+    kv, _ = parts[0]
+    dtype = kv.values.dtype if kv.key_scale is None else queries.dtype
+    return _join_heads((mixed / total).astype(dtype))
 
 
 def _scores(queries: Array, kv: KV, bias: Array, cap: float) -> Array:
@@ -365,7 +371,13 @@ BLOCK = 128  # slots that attention reads at once on a CPU
 
 
 def attend_and_write(
-    queries: Array, new: KV, cache: KV | None, bias: CausalBias, start: Array, cap: float = 0.0
+    queries: Array,
+    new: KV,
+    cache: KV | None,
+    bias: CausalBias,
+    start: Array,
+    cap: float = 0.0,
+    source: tuple[KV, Array] | None = None,
 ) -> tuple[Array, KV]:
     """Causal attention over a cache and the call's own K tokens, which are written to it.
 
@@ -379,23 +391,33 @@ def attend_and_write(
         rounded before they are read: results do not depend on the call in which a token came.
       start: (B,) int32, the position of each row's first query.
       cap: of the scores; see `capped`.
+      source: further slots that all queries read, and their bias; None: there are none.
 
     Returns:
       (B, K, H·D), and the cache with the new slots; without a cache, `new`.
     """
+    fixed = () if source is None else ((source[0].kept_narrow(queries), source[1]),)
     if cache is None:
-        return attend(queries, new, bias.within, cap), new
+        return _attend(queries, [(new, bias.within), *fixed], cap), new
     if cache.key_scale is not None:
         new = new.quantised()
-    operands = queries, new, cache, bias, start
+    operands = queries, new, cache, bias, start, fixed
     cpu, accelerator = (functools.partial(f, cap=cap) for f in (read_and_write, write_and_read))
     return devices.by_platform(*operands, cpu=cpu, accelerator=accelerator)
 
 
 def read_and_write(
-    queries: Array, new: KV, cache: KV, bias: CausalBias, start: Array, cap: float = 0.0
+    queries: Array,
+    new: KV,
+    cache: KV,
+    bias: CausalBias,
+    start: Array,
+    fixed: Sequence[tuple[KV, Array]] = (),
+    cap: float = 0.0,
 ) -> tuple[Array, KV]:
     """Attend to own tokens, then to old slots `by_blocks`, and write the cache afterwards.
+
+    Queries also read the parts `fixed`, keys and values with their bias.
 
     XLA's CPU backend writes in place only after the reads.
     """
@@ -404,6 +426,8 @@ def read_and_write(
     top = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - top)
     own = Mean(_mix(weights, new, queries.dtype), weights.sum(-1, keepdims=True), top)
+    for kv, part in fixed:
+        own = own.join(queries, kv, part, cap)
     mixed, total, _ = by_blocks(own, queries, cache, bias, start, cap)
     # Always false, but XLA cannot prove it, so the write must follow both reads and needs no copy.
     # (`optimization_barrier` is removed too early. Per head: one flag would need a collective.)
@@ -415,11 +439,17 @@ def read_and_write(
 
 
 def write_and_read(
-    queries: Array, new: KV, cache: KV, bias: CausalBias, start: Array, cap: float = 0.0
+    queries: Array,
+    new: KV,
+    cache: KV,
+    bias: CausalBias,
+    start: Array,
+    fixed: Sequence[tuple[KV, Array]] = (),
+    cap: float = 0.0,
 ) -> tuple[Array, KV]:
     """Write the cache, then attend to all slots of the buffer; those that are empty are MASKED."""
     cache = write(cache, new, start)
-    return _attend(queries, cache, by_slot(bias, start), cap), cache
+    return _attend(queries, [(cache, by_slot(bias, start)), *fixed], cap), cache
 
 
 def by_slot(bias: CausalBias, start: Array) -> Array:
@@ -548,6 +578,26 @@ def slide(by_offset: Array, positions: Array, slots: int) -> Array:
         return jax.lax.dynamic_slice_in_dim(by_offset, reach - position, slots, axis=1)
 
     return jnp.moveaxis(jax.vmap(jax.vmap(one))(positions), 1, 2)
+
+
+def rows_of(
+    embedding: nnx.Param, scale: nnx.Param | None, tokens: Array, dtype: Any, turned: bool = False
+) -> Array:
+    """Look ids up in an embedding: (B, K) → (B, K, E) in `dtype`.
+
+    Args:
+      scale: (V,), of an embedding in int8.
+      turned: whether the embedding is (E, V).
+    """
+    table = embedding[...]
+    if table.dtype != dtype and scale is None:
+        # Else XLA converts the whole table of bfloat16 on a CPU, and does so before a loop.
+        table, tokens = jax.lax.optimization_barrier((table, tokens))
+    rows = jnp.moveaxis(table[:, tokens], 0, -1) if turned else table[tokens]
+    if scale is None:
+        return rows.astype(dtype)
+    by_row = scale[...][tokens][..., None]
+    return (rows.astype(by_row.dtype) * by_row).astype(dtype)
 
 
 class DecoderOnly:
@@ -700,18 +750,8 @@ class Decoder(nnx.Module):
 
     def embed(self, tokens: Array) -> Array:
         """Embed ids: (B, K) → (B, K, E). A tied embedding has the head's layout."""
-        table = self.embedding[...]
-        if table.dtype != self.dtype and self.embedding_scale is None:
-            # Else XLA converts the whole table of bfloat16 on a CPU, and does so before a loop.
-            table, tokens = jax.lax.optimization_barrier((table, tokens))
-        if self.config.tie_word_embeddings and self.input_first:
-            rows = jnp.moveaxis(table[:, tokens], 0, -1)
-        else:
-            rows = table[tokens]
-        if self.embedding_scale is None:
-            return rows.astype(self.dtype)
-        scale = self.embedding_scale[...][tokens][..., None]
-        return (rows.astype(scale.dtype) * scale).astype(self.dtype)
+        turned = self.config.tie_word_embeddings and self.input_first
+        return rows_of(self.embedding, self.embedding_scale, tokens, self.dtype, turned)
 
     def turned_weight(self) -> nnx.Param:
         """The head, which `arrange` transposes."""

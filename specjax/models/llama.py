@@ -9,7 +9,7 @@ differ in biases, norms and windows, as their configs say. A Gemma (Gemma Team 2
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from specjax.models.layers import (
 from specjax.models.packing import Packing, pack, unpack
 from specjax.types import Layout
 
+C = TypeVar("C", bound="LlamaConfig")
 INITIAL_STD = 0.02
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 OPTIONS = (  # fields that some model types alone can have
@@ -284,13 +285,14 @@ class SelfAttention(nnx.Module):
         rotation: Rotation,
         cache: KV | None,
         packing: Packing | None = None,
+        source: tuple[KV, Array] | None = None,
     ):
         """Map (B, K, E) to (B, K, E) and the cache; `bias` comes from `for_groups`.
 
-        With a packing it maps (N, E) to (N, E).
+        With a packing it maps (N, E) to (N, E). Queries also read the slots of a `source`.
         """
         queries, new = self.project(x, rotation, packing)
-        mixed, cache = attend_and_write(queries, new, cache, bias, start, self.cap)
+        mixed, cache = attend_and_write(queries, new, cache, bias, start, self.cap, source)
         return self.merge(mixed, packing), cache
 
     def project(
@@ -304,17 +306,27 @@ class SelfAttention(nnx.Module):
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
         queries, keys = rotation(queries) * self.query_scale, rotation(keys)
-        # The G heads of a group are stacked as G·K queries, so no key is copied for them.
-        grouped = queries.reshape(len(queries), self.kv_heads, -1, queries.shape[-1])
-        return grouped, KV.of(keys, values)
+        return in_groups(queries, self.kv_heads), KV.of(keys, values)
 
     def merge(self, mixed: Array, packing: Packing | None = None) -> Array:
         """Merge the results of `project`'s queries: (B, G·K, kv_heads·D) → (B, K, E), or packed."""
-        batch, groups = len(mixed), self.heads // self.kv_heads
-        count, size = mixed.shape[1] // groups, mixed.shape[2] // self.kv_heads
-        apart = mixed.reshape(batch, groups, count, self.kv_heads, size)
-        together = jnp.moveaxis(apart, 1, 3).reshape(batch, count, -1)  # (B, K, kv_heads·G·D)
-        return self.output(pack(together, packing))
+        return self.output(pack(join_groups(mixed, self.heads, self.kv_heads), packing))
+
+
+def in_groups(queries: Array, kv_heads: int) -> Array:
+    """Stack the G heads of each group as G·K queries: (B, H, K, D) → (B, kv_heads, G·K, D).
+
+    No key is copied for them.
+    """
+    return queries.reshape(len(queries), kv_heads, -1, queries.shape[-1])
+
+
+def join_groups(mixed: Array, heads: int, kv_heads: int) -> Array:
+    """Undo `in_groups` in the result of attention: (B, G·K, kv_heads·D) → (B, K, heads·D)."""
+    batch, groups = len(mixed), heads // kv_heads
+    count, size = mixed.shape[1] // groups, mixed.shape[2] // kv_heads
+    apart = mixed.reshape(batch, groups, count, kv_heads, size)
+    return jnp.moveaxis(apart, 1, 3).reshape(batch, count, -1)
 
 
 def for_groups(bias: CausalBias, groups: int) -> CausalBias:
@@ -362,11 +374,55 @@ class Layer(nnx.Module):
             self.attention_end, self.feed_forward_end = norm(), norm()
 
     def __call__(self, x: Array, start: Array, bias, rotation, cache: KV | None, packing=None):
-        seen = self.attention_norm(x)
-        attended, cache = self.attention(seen, start, bias, rotation, cache, packing)
-        x = x + (self.attention_end(attended) if self.gemma else attended)
+        x, cache = self.attend(x, start, bias, rotation, cache, packing)
+        return self.feed(x), cache
+
+    def attend(self, x: Array, *args) -> tuple[Array, KV]:
+        """Run the first sublayer; further arguments as in `SelfAttention`."""
+        attended, cache = self.attention(self.attention_norm(x), *args)
+        return x + (self.attention_end(attended) if self.gemma else attended), cache
+
+    def feed(self, x: Array) -> Array:
+        """Run the second sublayer."""
         mixed = self.feed_forward(self.feed_forward_norm(x))
-        return x + (self.feed_forward_end(mixed) if self.gemma else mixed), cache
+        return x + (self.feed_forward_end(mixed) if self.gemma else mixed)
+
+
+def with_layers(config: C, layers: Sequence[int]) -> C:
+    """The config of a model that keeps these layers alone."""
+    full = tuple(i for i, layer in enumerate(layers) if layer in config.full_layers)
+    return dataclasses.replace(config, num_hidden_layers=len(layers), full_layers=full)
+
+
+def causal_places(
+    config: LlamaConfig, start: Array, count: int, slots: int, layout: Layout | None
+) -> list[tuple[CausalBias, Rotation]]:
+    """The bias and the rotation of each layer, for K = `count` tokens from `start` on.
+
+    Args:
+      start: (B,) int32.
+      slots: T.
+      layout: as in `causal_bias`.
+    """
+    groups = config.num_attention_heads // config.num_key_value_heads
+    at = start[:, None] + (layout or chain(count)).depth
+    found = {
+        window: (
+            for_groups(causal_bias(start, count, slots, window, layout), groups),
+            Rotation.at(at, config, window),
+        )
+        for window in set(config.windows)
+    }
+    return [found[window] for window in config.windows]
+
+
+def gemma_scaled(rows: Array, dtype: Any) -> Array:
+    """Multiply embeddings (..., E) by √E.
+
+    Gemma was trained with a factor in the weights' `dtype`: √3072 is 55.5 in bfloat16.
+    """
+    factor = jnp.asarray(rows.shape[-1] ** 0.5, dtype)
+    return rows * factor.astype(rows.dtype)
 
 
 class Llama(Decoder):
@@ -395,10 +451,7 @@ class Llama(Decoder):
     def keep(self, layers: Sequence[int]) -> None:
         """Leave out all layers but these, in place; see `Decoder.keep`."""
         self.layers = nnx.List(self.layers[i] for i in layers)
-        full = tuple(i for i, layer in enumerate(layers) if layer in self.config.full_layers)
-        self.config = dataclasses.replace(
-            self.config, num_hidden_layers=len(layers), full_layers=full
-        )
+        self.config = with_layers(self.config, layers)
 
     def states(
         self,
@@ -411,21 +464,14 @@ class Llama(Decoder):
     ) -> tuple[list[Array], tuple[KV, ...]]:
         """Run K tokens per row; see `Decoder.states`."""
         del context
-        config, windows, count = self.config, self.config.windows, tokens.shape[1]
-        cache = self.ready(tokens, cache)
+        cache, count = self.ready(tokens, cache), tokens.shape[1]
         slots = count if cache is None else cache[0].values.shape[2]
-        groups = config.num_attention_heads // config.num_key_value_heads
-        biases = {
-            window: for_groups(causal_bias(start, count, slots, window, layout), groups)
-            for window in set(windows)
-        }
-        at = start[:, None] + (layout or chain(count)).depth
-        rotations = {window: Rotation.at(at, config, window) for window in set(windows)}
         x = self.embed(pack(tokens, packing))
         states, written = [x], []
-        for i, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
+        places = causal_places(self.config, start, count, slots, layout)
+        for i, (layer, (bias, rotation)) in enumerate(zip(self.layers, places, strict=True)):
             own = None if cache is None else cache[i]
-            x, kv = layer(x, start, biases[window], rotations[window], own, packing)
+            x, kv = layer(x, start, bias, rotation, own, packing)
             states.append(x)
             written.append(kv)
         return states, tuple(written)
@@ -433,11 +479,7 @@ class Llama(Decoder):
     def embed(self, tokens: Array) -> Array:
         """Embed ids: (B, K) → (B, K, E)."""
         rows = super().embed(tokens)
-        if not self.config.gemma:
-            return rows
-        # Gemma was trained with a factor in the weights' dtype: √3072 is 55.5 in bfloat16.
-        factor = jnp.asarray(self.config.hidden_size**0.5, self.matrix_dtype)
-        return rows * factor.astype(rows.dtype)
+        return gemma_scaled(rows, self.matrix_dtype) if self.config.gemma else rows
 
     def logits(self, hidden: Array) -> Array:
         """Logits of hidden states: (..., E) → (..., V)."""

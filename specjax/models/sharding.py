@@ -56,16 +56,24 @@ CROSS = {
     "cross.kv": Cut("heads", OUT),
     "cross.output": Cut("heads", IN),
 }
+TWO_EMBEDDINGS = {"encoder_embedding": Cut("vocabulary", OUT)}
 # By the last two names of a layer's path. All others are replicated: norms, positions, and a
 # drafter's layers beside its target.
-TABLES: Mapping[str, Mapping[str, Cut]] = {"t5": GPT | CROSS, "gpt2": GPT, "llama": GPT}
+TABLES: Mapping[str, Mapping[str, Cut]] = {
+    "t5": GPT | CROSS,
+    "gpt2": GPT,
+    "llama": GPT,
+    "t5gemma": GPT | CROSS | TWO_EMBEDDINGS,
+}
 LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")  # types of its layout
 # The fields of a config that count heads, of which there may be fewer for keys and values, and the
 # columns of a feed-forward layer.
 SIZES = {
     "t5": ("num_heads", "num_heads", "d_ff"),
     "gpt2": ("n_head", "n_head", "n_inner"),
-    "llama": ("num_attention_heads", "num_key_value_heads", "intermediate_size"),
+    **dict.fromkeys(
+        ("llama", "t5gemma"), ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    ),
 }
 
 
@@ -217,6 +225,8 @@ def family_of(config: Any) -> str | None:
     kind = getattr(config, "model_type", None)
     if kind in ("mt5", "umt5"):
         return "t5"
+    if kind == "t5gemma2":
+        return "t5gemma"
     return "llama" if kind in LLAMAS else kind
 
 
@@ -230,7 +240,9 @@ def fit(config: T, placement: Placement) -> tuple[T, Placement]:
     ways, family = placement.ways, family_of(config)
     vocab: int = config.vocab_size  # type: ignore[attr-defined]
     placement = dataclasses.replace(placement, vocab_size=vocab)
-    changes = {"vocab_size": vocab + -vocab % ways}
+    changes: dict[str, Any] = {"vocab_size": vocab + -vocab % ways}
+    if encoder := getattr(config, "encoder", None):
+        changes["encoder"] = dataclasses.replace(encoder, **changes)
     if family in SIZES:
         query, key, _ = SIZES[family]
         heads, kv_heads = getattr(config, query), getattr(config, key)
@@ -254,6 +266,8 @@ def _cut(module: Any, path: tuple, placement: Placement) -> Cut | None:
     """The cut of the layer, or of the embedding, at a path; None: it is whole."""
     config = getattr(module, "config", None)
     family = family_of(config)
+    if path[0] == "encoder":
+        config = getattr(config, "encoder", config)  # a T5Gemma's stacks have sizes of their own
     cut = TABLES.get(family or "", {}).get(".".join(map(str, path[-2:])))
     if cut is None or placement.ways == 1:
         return None
@@ -322,7 +336,8 @@ def order(module: nnx.Module, placement: Placement) -> dict[tuple, np.ndarray]:
                 found[*path, name] = _fused_order(node.parts, repeats, node.shards)
     if isinstance(module, Decoder) and module.vocab_size > placement.vocab_size:
         rows = np.arange(module.vocab_size)
-        for name in ("embedding", "embedding_scale", "head", "head_scale"):
+        tables = "embedding", "head", "encoder_embedding"
+        for name in (part for table in tables for part in (table, f"{table}_scale")):
             found[name,] = np.where(rows < placement.vocab_size, rows, -1)
     return {path: rows for path, rows in found.items() if path in paths}
 
@@ -346,10 +361,10 @@ def _repeats(module: Any, path: tuple, placement: Placement) -> list[int]:
     """The number of repeats of the heads of each part."""
     parts = len(module_at(module, path).parts)
     family = family_of(getattr(module, "config", None))
-    if path[-1] != "qkv" or family is None:
+    if path[-1] not in ("qkv", "kv") or path[0] == "encoder" or family is None:
         return [1] * parts
     often = getattr(module.config, SIZES[family][1]) // placement.kv_heads
-    return [1, often, often]
+    return [1, often, often][-parts:]
 
 
 def module_at(module: Any, path: tuple) -> Any:

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,11 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from specjax.models.encoder_decoder import Context, EncoderDecoder, padding_bias
 from specjax.models.layers import (
     KV,
     MASKED,
     CausalBias,
-    Decoder,
     Fused,
     Linear,
     RMSNorm,
@@ -134,16 +134,6 @@ def relative_buckets(
     return buckets + np.where(distance < exact, distance, far).astype(np.int32)
 
 
-class Context(NamedTuple):
-    """The values that decoding reads and never writes."""
-
-    cross: tuple[KV, ...]  # per decoder layer, of S slots: the encoder's keys and values
-    cross_bias: Array  # (B, 1, 1, S): 0, or MASKED at padding
-    # (H, 2T) by offset + T, MASKED ahead of the query, one for all layers or for each; None: made
-    # in each call.
-    self_biases: tuple[Array, ...] | None
-
-
 class SelfAttention(nnx.Module):
     """Queries, keys and values from one fused projection."""
 
@@ -181,11 +171,13 @@ class SelfAttention(nnx.Module):
 class CrossAttention(nnx.Module):
     """Queries from the decoder; keys and values from the encoder, made once per input."""
 
-    def __init__(self, config: T5Config, *, rngs, dtype):
+    def __init__(self, config: T5Config, *, source: int = 0, rngs, dtype):
+        """Build the layer; `source`: the width of the encoder's output; 0: the decoder's."""
         width, inner = config.d_model, config.num_heads * config.d_kv
+        source = source or width
         query_std = (width * config.d_kv) ** -0.5
         self.query = Linear(width, inner, query_std, rngs=rngs, dtype=dtype)
-        self.kv = Fused(width, 2 * (inner,), width**-0.5, rngs=rngs, dtype=dtype)
+        self.kv = Fused(source, 2 * (inner,), source**-0.5, rngs=rngs, dtype=dtype)
         self.output = Linear(inner, width, inner**-0.5, rngs=rngs, dtype=dtype)
         self.heads = config.num_heads
 
@@ -297,7 +289,7 @@ def bias_within(by_offset: Array, count: int, layout: Layout | None) -> Array:
     return jnp.where(seen[:, None], jnp.moveaxis(bias, 0, 1), MASKED)
 
 
-class T5(Decoder):
+class T5(EncoderDecoder):
     """Parameters of a T5 and the pure functions `encode`, `start`, `__call__` and `logits`."""
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs, dtype=jnp.float32):
@@ -325,46 +317,14 @@ class T5(Decoder):
         """Return (layers, heads, head size); see `Decoder.cache_shape`."""
         return self.config.num_decoder_layers, self.config.num_heads, self.config.d_kv
 
-    @property
-    def final_norm(self) -> RMSNorm:
-        """The norm between the last layer and the head."""
-        return self.decoder_norm
-
     def keep(self, layers: Sequence[int]) -> None:
         """Leave out all decoder layers but these, in place; see `Decoder.keep`."""
         self.decoder = nnx.List(self.decoder[i] for i in layers)
         self.config = dataclasses.replace(self.config, num_decoder_layers=len(layers))
 
-    def encode(self, source: Array, source_len: Array, encoding: Encoding | None = None) -> Context:
-        """Run the encoder once and project its output for every decoder layer.
-
-        Args:
-          source, source_len: as in `read`.
-          encoding: of this source. None: the encoder runs.
-        """
-        if encoding is None:
-            encoding = Encoding(*self.read(source, source_len))
-        encoded = encoding.output.astype(self.dtype)
-
-        def project(layer: DecoderLayer) -> KV:
-            kv = layer.cross.project(encoded)
-            return kv.quantised() if self.int8_cache else kv
-
-        known = encoding.cross or (None,) * len(self.decoder)
-        pairs = zip(self.decoder, known, strict=True)
-        cross = tuple(project(layer) if kv is None else kv for layer, kv in pairs)
-        return Context(cross, encoding.bias, None)
-
     def read(self, source: Array, source_len: Array) -> tuple[Array, Array]:
-        """Run the encoder: its output, (B, S, E), and the bias of its slots, (B, 1, 1, S).
-
-        Args:
-          source: (B, S) int32, right-padded.
-          source_len: (B,) int32, ≥ 1.
-        """
-        length = source.shape[1]
-        padding = jnp.arange(length)[None, :] >= source_len[:, None]
-        source_bias = jnp.where(padding, MASKED, 0.0)[:, None, None, :]
+        """Run the encoder; see `EncoderDecoder.read`."""
+        length, source_bias = source.shape[1], padding_bias(source, source_len)
         place = jnp.arange(length)[None, :]
         biases = [
             slide(bias.by_offset(length), place, length) + source_bias
@@ -375,12 +335,13 @@ class T5(Decoder):
             x = layer(x, bias)
         return self.encoder_norm(x), source_bias
 
-    @staticmethod
-    def encoder_params(params: Params) -> tuple[Params, list[Params]]:
-        """The parameters that `read` reads, and by decoder layer those that project its output.
+    def project_source(self, layer: DecoderLayer, encoded: Array) -> KV:
+        """Project the encoder's output for a layer's cross-attention."""
+        return layer.cross.project(encoded)
 
-        Two models in which these are the same arrays have the same keys and values.
-        """
+    @staticmethod
+    def encoder_params(params: Params) -> tuple[list[Params], list[Params]]:
+        """See `EncoderDecoder.encoder_params`."""
         names = ("embedding", "embedding_scale", "encoder", "encoder_bias", "encoder_norm")
         layers = [params["decoder"][i]["cross"]["kv"] for i in sorted(params["decoder"])]
         return [params.get(name) for name in names], layers
@@ -388,13 +349,8 @@ class T5(Decoder):
     def start(
         self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
     ) -> tuple[Context, tuple[KV, ...]]:
-        """Encode, and make an empty cache of `buffer_len` slots.
-
-        Args:
-          encoding: as in `encode`.
-        """
-        context = self.encode(inputs.source, inputs.source_len, encoding)
-        cache = self.empty_cache(inputs.prompt.shape[0], buffer_len)
+        """Encode, and make an empty cache and the biases of `buffer_len` slots."""
+        context, cache = super().start(inputs, buffer_len, encoding)
         return context._replace(self_biases=self.by_offset(buffer_len)), cache
 
     def by_offset(self, length: int) -> tuple[Array, ...]:

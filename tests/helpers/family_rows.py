@@ -13,6 +13,7 @@ import gemma_variants
 import gpt_variants
 import llama_variants
 import t5_variants
+import t5gemma_variants
 
 # The columns of the table, and the test that has a case for each of their cells.
 CORE, TORCH = "core/test_families.py", "torch/test_families_torch.py"
@@ -59,6 +60,8 @@ ROWS = {
     "Qwen 3": Row(llama_variants, "qwen3"),
     "Gemma 2": Row(gemma_variants, "gemma2", lacks=("GGUF",)),
     "Gemma 3": Row(gemma_variants, "gemma3_untied", lacks=("GGUF",)),
+    "T5Gemma": Row(t5gemma_variants, "t5gemma", lacks=("GGUF",)),
+    "T5Gemma 2": Row(t5gemma_variants, "t5gemma2", lacks=("GGUF",)),
 }
 
 

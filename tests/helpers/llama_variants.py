@@ -4,12 +4,12 @@ As in `t5_variants`: weights are uniform numbers from a seed, strong enough that
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+
+from t5_variants import write_files
 
 SIZES = {
     "vocab_size": 40,
@@ -154,7 +154,7 @@ def tensors(variant: Variant) -> dict[str, np.ndarray]:
     if not raw.get("tie_word_embeddings", gemma):
         shapes["lm_head.weight"] = (raw["vocab_size"], width)
     rng = np.random.default_rng(0)
-    found = {name: _draw(rng, name, shape, gemma) for name, shape in shapes.items()}
+    found = {name: draw(rng, name, shape, gemma) for name, shape in shapes.items()}
     if variant.bare:
         for i in range(raw["num_hidden_layers"]):
             found[f"layers.{i}.self_attn.rotary_emb.inv_freq"] = np.ones(size // 2, np.float32)
@@ -162,20 +162,18 @@ def tensors(variant: Variant) -> dict[str, np.ndarray]:
     return {n if n.startswith("lm_head") else f"model.{n}": a for n, a in found.items()}
 
 
-def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...], gemma: bool) -> np.ndarray:
+def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...], gemma: bool) -> np.ndarray:
+    """Draw a tensor that is strong enough to show."""
     noise = rng.random(shape, np.float32) * 2 - 1
     if len(shape) == 1:  # of norms, which a Gemma stores less 1, and biases
         return noise / 2 + (name.endswith("norm.weight") and not gemma)
     strong = 2 / (shape[1] if gemma else 1) ** 0.5  # a Gemma multiplies its embeddings by √E
-    return noise * np.float32(strong if name.startswith("embed") else 2 * shape[1] ** -0.5)
+    return noise * np.float32(strong if "embed_tokens" in name else 2 * shape[1] ** -0.5)
 
 
 def write(directory: Path, variant: Variant) -> Path:
     """Write a checkpoint."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(variant.raw))
-    save_file(tensors(variant), directory / "model.safetensors", metadata={"format": "pt"})
-    return directory
+    return write_files(directory, variant.raw, tensors(variant))
 
 
 def texts() -> np.ndarray:

@@ -147,12 +147,11 @@ def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.nda
 
 def write(directory: Path, variant: Variant, *, dtype: Any = np.float32, shards: int = 0) -> Path:
     """Write a checkpoint; with `shards`, as that many files and an index."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(variant.raw))
     weights = {name: array.astype(dtype) for name, array in tensors(variant).items()}
     if not shards:
-        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-        return directory
+        return write_files(directory, variant.raw, weights)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(variant.raw))
     names = sorted(weights)
     weight_map = {}
     for i in range(shards):
@@ -162,6 +161,14 @@ def write(directory: Path, variant: Variant, *, dtype: Any = np.float32, shards:
         weight_map |= dict.fromkeys(shard, file)
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return directory
+
+
+def write_files(directory: Path, raw: dict[str, Any], weights: dict[str, np.ndarray]) -> Path:
+    """Write config.json and one file of weights."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(raw))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 

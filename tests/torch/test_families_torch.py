@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import transformers
 
-import t5_variants
 from family_rows import ROWS, cells
 from specjax.checkpoints import load
 from specjax.generation import generate
@@ -29,6 +28,7 @@ pytestmark = [
 ]
 EOS_IDS = [1, *range(3, 40, 9)]
 LIMIT = 10
+GEMMAS = "T5Gemma", "T5Gemma 2"
 # Twelve inputs of 1 to 5 ids, the last of them EOS, as an encoder has it.
 TEXTS = [
     [*np.random.default_rng(seed).integers(2, 40, 1 + seed % 5).tolist(), 1] for seed in range(12)
@@ -41,7 +41,9 @@ def saved(row, directory):
     config = {**variant.config, "eos_token_id": EOS_IDS, "pad_token_id": 0}
     variant = dataclasses.replace(variant, config=config)
     encodes = variant.raw.get("is_encoder_decoder", False)
-    save = parity.saved_by_transformers if encodes else parity.causal_saved_by_transformers
+    save = parity.causal_saved_by_transformers
+    if encodes:
+        save = parity.encoding_saved_by_transformers
     return save(directory, variant), encodes
 
 
@@ -59,7 +61,7 @@ def greedy(directory, encodes):
 def test_logits_are_those_of_transformers(row, column, tmp_path):
     directory, encodes = saved(row, tmp_path)
     if encodes:
-        inputs = t5_variants.inputs(ROWS[row].made)
+        inputs = ROWS[row].variants.inputs(ROWS[row].made)
         ours, theirs = parity.our_logits(directory, inputs), torch_logits(directory, *inputs)
     else:
         tokens = ROWS[row].variants.texts()
@@ -69,7 +71,7 @@ def test_logits_are_those_of_transformers(row, column, tmp_path):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("row", "column"), cells("greedy", quick=("umT5", "ByT5")))
+@pytest.mark.parametrize(("row", "column"), cells("greedy", quick=("umT5", "ByT5", *GEMMAS)))
 def test_greedy_tokens_are_those_of_transformers(row, column, tmp_path):
     """Both loops, on twelve inputs in one batch."""
     expected = greedy(*saved(row, tmp_path))

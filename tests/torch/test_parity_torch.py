@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import transformers
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import gemma_variants
 import gpt_variants
 import llama_variants
 import model_calls
 import t5_variants
+import t5gemma_variants
 from specjax.checkpoints import load, save
 from specjax.models.t5 import relative_buckets
 from specjax.types import Inputs
@@ -50,7 +52,7 @@ def saved_by_transformers(directory, variant, **options):
     raw = {key: value for key, value in variant.raw.items() if key != "architectures"}
     config = transformers.AutoConfig.for_model(raw.pop("model_type"), **raw)
     torch.manual_seed(0)
-    model = transformers.AutoModelForSeq2SeqLM.from_config(config)
+    model = AutoModelForSeq2SeqLM.from_config(config)
     if variant.own_head:
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight) / 4)
     with torch.no_grad():
@@ -61,21 +63,38 @@ def saved_by_transformers(directory, variant, **options):
     return directory
 
 
-@pytest.mark.parametrize("name", T5S)
-def test_logits_of_what_transformers_saves(name, tmp_path):
-    variant = T5S[name]
-    saved_by_transformers(tmp_path, variant)
-    inputs = t5_variants.inputs(variant)
+ENCODER_DECODERS = [
+    *((t5_variants, name) for name in T5S),
+    *((t5gemma_variants, name) for name in t5gemma_variants.VARIANTS),
+]
+
+
+def variant_of(variants, name):
+    return T5S[name] if variants is t5_variants else variants.VARIANTS[name]
+
+
+def encoding_saved_by_transformers(directory, variant):
+    """An encoder-decoder with random weights of torch's making."""
+    if isinstance(variant, t5gemma_variants.Variant):
+        return causal_saved_by_transformers(directory, variant, AutoModelForSeq2SeqLM)
+    return saved_by_transformers(directory, variant)
+
+
+@pytest.mark.parametrize(("variants", "name"), ENCODER_DECODERS)
+def test_logits_of_what_transformers_saves(variants, name, tmp_path):
+    variant = variant_of(variants, name)
+    encoding_saved_by_transformers(tmp_path, variant)
+    inputs = variants.inputs(variant)
     ours = our_logits(tmp_path, inputs)
     assert len(np.unique(ours.argmax(-1))) > 5
     np.testing.assert_allclose(ours, torch_logits(tmp_path, *inputs), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", T5S)
-def test_transformers_loads_what_we_save(name, tmp_path):
-    variant = T5S[name]
-    inputs = t5_variants.inputs(variant)
-    theirs = torch_logits(t5_variants.write(tmp_path / "theirs", variant), *inputs)
+@pytest.mark.parametrize(("variants", "name"), ENCODER_DECODERS)
+def test_transformers_loads_what_we_save(variants, name, tmp_path):
+    variant = variant_of(variants, name)
+    inputs = variants.inputs(variant)
+    theirs = torch_logits(variants.write(tmp_path / "theirs", variant), *inputs)
     save(tmp_path / "ours", load(tmp_path / "theirs"))
     np.testing.assert_allclose(torch_logits(tmp_path / "ours", *inputs), theirs, atol=1e-6)
 
@@ -174,19 +193,21 @@ def our_causal_logits(directory, tokens):
     return np.asarray(model_calls.uncached(model, jnp.asarray(tokens)))
 
 
-def causal_saved_by_transformers(directory, variant, **options):
+def causal_saved_by_transformers(directory, variant, auto=AutoModelForCausalLM, **options):
     """Random weights of torch's making; its own are so small that hardly anything but the
-    embedding would show."""
+    embedding would show, as in a T5Gemma whose norms after sublayers are near 1."""
     raw = {key: value for key, value in variant.raw.items() if key != "architectures"}
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(raw.pop("model_type"), **raw)
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = auto.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "ln_" not in name and "norm" not in name:
                 parameter.normal_(std=0.4)
             else:
                 parameter.add_(0.25 * torch.randn_like(parameter))
+                if "t5gemma" in variant.raw["model_type"] and ".post_" in name:
+                    parameter.add_(1.5)
     model.save_pretrained(directory, **options)
     return directory
 
