@@ -84,6 +84,13 @@ def test_the_encoder_runs_once_and_nothing_is_held_twice(name, monkeypatch):
     assert len(held) == len(of_layers) + len(calls)
 
 
+def test_a_shallow_decoder_of_a_umt5_has_its_layers_biases():
+    made = shallow(random_model("umt5", 40), 1)
+    assert "decoder_bias" not in made.own
+    biases = [name for name in made.tensors() if name.endswith("bias.weight")]
+    assert biases == ["decoder.0.bias.weight"]
+
+
 def test_a_target_can_keep_its_encoding(monkeypatch):
     """As experiments.reproduce.sharing compares it: the draft encodes again."""
     method = method_of("early_exit")

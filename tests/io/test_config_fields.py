@@ -13,12 +13,13 @@ import gpt_variants
 import llama_variants
 import pairs
 import t5_variants
+import t5gemma_variants
 from specjax import checkpoints, doctor
-from specjax.checkpoints import gemma, gpt, llama, parameters, t5
+from specjax.checkpoints import gemma, gpt, llama, parameters, t5, t5gemma
 from specjax.checkpoints.config_json import FIELDS
 from specjax.checkpoints.weights import SAFETENSORS
 from specjax.tuning.selection import smaller_members
-from tiny_models import quick
+from tiny_models import quick, slow
 
 LAYOUTS = {
     "t5": (t5_variants, "v1_1"),
@@ -31,6 +32,8 @@ LAYOUTS = {
     "qwen3": (llama_variants, "qwen3_windows"),
     "gemma2": (gemma_variants, "gemma2_untied"),
     "gemma3_text": (gemma_variants, "gemma3"),
+    "t5gemma": (t5gemma_variants, "t5gemma_untied"),
+    "t5gemma2": (t5gemma_variants, "t5gemma2"),
 }
 VALUES = (None, [], {}, "x", 1.5, -1, True, [None], {"a": None}, [[]], float("nan"))
 OF_SCALINGS = (
@@ -90,6 +93,26 @@ def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
                 kinds = (int, float) if isinstance(right, float) else (type(right),)
                 assert type(getattr(found, key)) in kinds, (field, value, key)
     assert refused > 5 * len(raw)
+
+
+@pytest.mark.parametrize("name", ["t5gemma", slow("t5gemma2")])
+def test_every_field_of_a_stack(name, tmp_path, monkeypatch):
+    """Those of a T5Gemma's encoder and decoder."""
+    path, raw = layout(name, tmp_path)
+    monkeypatch.setattr(parameters, "check_tensors", lambda *_: None)
+    monkeypatch.setattr(parameters, "needed", lambda names, tensors: tensors)
+    kind = t5gemma.LAYERS[name]
+    fields = {*FIELDS, *gemma.DEFAULTS[kind], *gemma.BUILT, *gemma.CAPS[kind], *OF_SCALINGS}
+    refused = 0
+    for place in ("encoder", "decoder"):
+        inner = raw[place].get("text_config", raw[place])
+        for field in sorted(fields - {"text_config", "encoder", "decoder"}):
+            for value in VALUES:
+                changed = {**inner, field: value}
+                if "text_config" in raw[place]:
+                    changed = {**raw[place], "text_config": changed}
+                refused += outcome(path, {**raw, place: changed}, [str(path), field]) is None
+    assert refused > 200
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3"])

@@ -20,6 +20,7 @@ import gemma_variants
 import gpt_variants
 import llama_variants
 import t5_variants
+import t5gemma_variants
 from specjax import checkpoints, devices
 from specjax.checkpoints import Checkpoint, load, parameters, save, saving, tensors
 from specjax.models.gpt import GPT, GPTConfig
@@ -957,6 +958,101 @@ def test_the_text_model_of_a_gemma3_that_reads_images(old, tmp_path):
 )
 def test_gemma_configs_that_are_refused(name, changes, message, tmp_path):
     made = gemma_variants.write(tmp_path, gemma_variants.VARIANTS[name])
+    edit_json(made / "config.json", **changes)
+    with pytest.raises(ValueError, match=message):
+        load(made)
+
+
+# --- T5Gemma -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["t5gemma", "t5gemma2"])
+def test_t5gemma_defaults_are_those_of_transformers(kind):
+    theirs = transformers.AutoConfig.for_model(kind)
+    ours = checkpoints.FAMILIES[kind].config_from_hub({"model_type": kind}, {})
+    encoder = theirs.encoder.text_config if kind == "t5gemma2" else theirs.encoder
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    for mine, other in ((ours, theirs.decoder), (ours.encoder, encoder)):
+        for field in (
+            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps",
+            "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
+            "bos_token_id", "pad_token_id", "sliding_window", "query_pre_attn_scalar",
+        ):  # fmt: skip
+            assert getattr(mine, field) == getattr(other, field), field
+        for field in ("attn_logit_softcapping", "final_logit_softcapping"):
+            assert getattr(mine, field) == (getattr(other, field) or 0.0)
+        local = ["sliding_attention" if window else "full_attention" for window in mine.windows]
+        assert local == other.layer_types
+    if kind == "t5gemma2":
+        assert ours.eoi_token_index == theirs.encoder.eoi_token_index
+
+
+@pytest.mark.parametrize("name", ["t5gemma", "t5gemma2"])
+def test_other_names_of_a_t5gemmas_tensors(name, tmp_path):
+    """Tied copies, a model without its head, names of before transformers 5, a vision model."""
+    variant = t5gemma_variants.VARIANTS[name]
+    plain = load(t5gemma_variants.write(tmp_path / "plain", variant))
+    made = t5gemma_variants.write(tmp_path / "made", variant)
+
+    def renamed(tensors):
+        found = {n.removeprefix("model.").replace("text_model.", ""): x for n, x in tensors.items()}
+        if name == "t5gemma2":
+            found |= {n.replace("enc", "dec"): x for n, x in found.items() if "encoder.embed" in n}
+            found["encoder.vision_tower.post_layernorm.weight"] = np.zeros(2, np.float32)
+        found["lm_head.out_proj.weight"] = found["decoder.embed_tokens.weight"]
+        tensors.clear()
+        tensors.update(found)
+
+    edit_weights(made, renamed)
+    found = load(made)
+    assert found.config == plain.config
+    assert_same_params(found, plain)
+
+
+def test_a_t5gemmas_ids_are_the_outer_ones_or_its_decoders(tmp_path):
+    variant = t5gemma_variants.VARIANTS["t5gemma"]
+    made = t5gemma_variants.write(tmp_path, variant)
+    found = load(made)
+    assert (found.start_id, found.eos_ids, found.pad_id) == (3, (1,), 0)
+    edit_json(made / "config.json", eos_token_id=[1, 5], bos_token_id=4)
+    edit_json(made / "generation_config.json", decoder_start_token_id=6)
+    found = load(made)
+    assert (found.start_id, found.eos_ids, found.pad_id) == (6, (1, 5), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "changes", "message"),
+    [
+        ("t5gemma", "decoder", {"hidden_activation": "relu"}, "decoder: hidden_activation='relu'"),
+        ("t5gemma", "encoder", {"head_dim": "x"}, "encoder: head_dim='x' should be an integer"),
+        ("t5gemma", "encoder", {"vocab_size": 41}, "vocab_size=41 differs from the decoder's 40"),
+        (
+            "t5gemma",
+            "decoder",
+            {"cross_attention_hidden_size": 16},
+            "decoder: cross_attention_hidden_size=16 is not supported",
+        ),
+        ("t5gemma", "decoder", {"num_hidden_layers": 9}, "num_hidden_layers=9, but layers beyond"),
+        ("t5gemma", "encoder", {"num_hidden_layers": 9}, "num_hidden_layers=9, but layers beyond"),
+        ("t5gemma", None, {"encoder": 5}, "encoder=5 should be an object"),
+        ("t5gemma", None, {"is_encoder_decoder": False}, "is_encoder_decoder=False is not"),
+        ("t5gemma2", "decoder", {"hidden_size": 32}, "hidden_size=16 differs from the decoder's"),
+        (
+            "t5gemma2",
+            "decoder",
+            {"attn_logit_softcapping": 9.0},
+            "decoder: attn_logit_softcapping=9.0 is not supported",
+        ),
+        ("t5gemma2", "encoder", {"text_config": [1]}, r"text_config=\[1\] should be an object"),
+        ("t5gemma2", "encoder", {"eoi_token_index": "x"}, "eoi_token_index='x' should be an int"),
+    ],
+)
+def test_t5gemma_configs_that_are_refused(name, place, changes, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(parameters, "without_params", None)  # would be called to build
+    variant = t5gemma_variants.VARIANTS[name]
+    made = t5gemma_variants.write(tmp_path, variant)
+    if place:
+        changes = {place: {**variant.raw[place], **changes}}
     edit_json(made / "config.json", **changes)
     with pytest.raises(ValueError, match=message):
         load(made)
