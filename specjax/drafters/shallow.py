@@ -88,8 +88,8 @@ def shallow(target: Checkpoint, layers: int | Sequence[int]) -> Shallow:
     module = decoder_of(target, "shallow")
     if not hasattr(module, "encoder_params"):
         raise ValueError(
-            f"{target.name} has no encoder that a shallow decoder can share: it must be a T5. Take "
-            "early_exit or Kangaroo, or train a small model of its own."
+            f"{target.name} has no encoder that a shallow decoder can share: it must be a T5 or "
+            "T5Gemma. Take early_exit or Kangaroo, or train a small model of its own."
         )
     kept = tuple(chosen(layers, module.cache_shape()[0]))
     _, params = _parts(_cut(target.model, kept))

@@ -27,8 +27,9 @@ from specjax.models.layers import (
     attend_and_write,
     causal_bias,
 )
-from specjax.models.llama import Llama, Qwen2Config
+from specjax.models.llama import Gemma3Config, Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
+from specjax.models.t5gemma import T5Gemma, T5Gemma2Config
 from specjax.policies.constant import Constant
 from specjax.rules import Token
 from specjax.sampling import Sampling
@@ -92,12 +93,16 @@ def decoder(family: str):
     if family == "gpt2":
         config = GPTConfig(31, 64, 8, 2, 2, bos_token_id=1, pad_token_id=0)
         return GPT(config, rngs=nnx.Rngs(0))
-    config = Qwen2Config(31, 8, 16, 2, 4, 2, sliding_window=5, full_layers=(1,))
+    shape = 31, 8, 16, 2, 4, 2
+    if family == "t5gemma2":
+        config = T5Gemma2Config(*shape, encoder=Gemma3Config(*shape), sliding_window=5)
+        return T5Gemma(config, rngs=nnx.Rngs(0))
+    config = Qwen2Config(*shape, sliding_window=5, full_layers=(1,))
     return Llama(config, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])
+@pytest.mark.parametrize("family", ["t5", "gpt2", "llama", "t5gemma2"])
 def test_families_say_the_same(family, on):
     """Rows at positions of their own, behind a prompt; the T5 with its bias, the Llama layout with
     groups, and with a window in one of its layers."""

@@ -10,8 +10,9 @@ from flax import nnx
 
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.layers import KV, MASKED, CausalBias, attend_and_write, causal_bias, empty
-from specjax.models.llama import Gemma2Config, Llama, LlamaConfig, MistralConfig
+from specjax.models.llama import Gemma2Config, Gemma3Config, Llama, LlamaConfig, MistralConfig
 from specjax.models.t5 import T5, T5Config
+from specjax.models.t5gemma import T5Gemma, T5Gemma2Config
 from specjax.types import Inputs
 from tiny_models import slow
 
@@ -64,7 +65,7 @@ def test_attention(start, count):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("family", ["t5", slow("gpt2"), "llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("family", ["t5", slow("gpt2"), "llama", "mistral", "gemma2", "t5gemma2"])
 def test_a_long_text_in_pieces(family):
     """200 tokens, of which the cache's first block holds 128, against all of them in one call."""
     if family == "t5":
@@ -73,6 +74,11 @@ def test_a_long_text_in_pieces(family):
             num_heads=2,
         )  # fmt: skip
         model = T5(config, rngs=nnx.Rngs(0))
+    elif family == "t5gemma2":
+        shape = (31, 8, 16, 2, 4, 2)
+        encoder, window = Gemma3Config(*shape), {"sliding_window": 20, "full_layers": (1,)}
+        config = T5Gemma2Config(*shape, encoder=encoder, **window)
+        model = T5Gemma(config, rngs=nnx.Rngs(0))
     elif family == "gpt2":
         model = GPT(GPTConfig(31, 256, 8, 2, 2, bos_token_id=1, pad_token_id=0), rngs=nnx.Rngs(0))
     else:
