@@ -44,7 +44,13 @@ def check(shape: Any, mesh: str) -> None:
     """
     _, ways = sizes_of(mesh)
     names = dict.fromkeys(sharding.SIZES.get(sharding.family_of(shape) or "", ()))
-    sizes = {name: getattr(shape, name) for name in (*names, "vocab_size")}
+    stacks = {"": shape, "encoder.": getattr(shape, "encoder", None)}  # a T5Gemma has two
+    sizes = {
+        f"{place}{name}": getattr(stack, name)
+        for place, stack in stacks.items()
+        for name in (*names, "vocab_size")
+        if stack is not None
+    }
     if odd := [f"{name}={size}" for name, size in sizes.items() if size % ways]:
         raise ValueError(
             f"mesh={mesh!r}: {' and '.join(odd)} cannot be split over {ways} devices. Choose a "

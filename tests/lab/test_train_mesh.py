@@ -36,8 +36,10 @@ from experiments.train.meshes import Layout
 from experiments.train.modes import Drop
 from specjax import checkpoints, generate, tasks
 from specjax.models import sharding
+from specjax.models.llama import Gemma2Config
 from specjax.models.sharding import Placement
 from specjax.models.t5 import T5Config
+from specjax.models.t5gemma import T5GemmaConfig
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -191,6 +193,10 @@ def test_a_mesh_divides_the_model():
     meshes.check(shape, "model=2")
     with pytest.raises(ValueError, match=r"num_heads=6 and vocab_size=250 cannot be split over 4"):
         meshes.check(shape, "data=2,model=4")
+    encoder = Gemma2Config(num_attention_heads=8, num_key_value_heads=1)
+    shape = T5GemmaConfig(num_attention_heads=8, num_key_value_heads=4, encoder=encoder)
+    with pytest.raises(ValueError, match=r"encoder\.num_key_value_heads=1 cannot be split over 4"):
+        meshes.check(shape, "model=4")
 
 
 def test_a_workdir_may_go_on_on_another_mesh(tmp_path):
