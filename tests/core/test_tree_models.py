@@ -95,8 +95,8 @@ def test_a_tree_that_forgets_depths_is_another(family, part, monkeypatch):
 
     class BySlot(llama.Rotation):
         @classmethod
-        def at(cls, positions, config):
-            return super().at(start[:, None] + slots, config)
+        def at(cls, positions, *config):
+            return super().at(start[:, None] + slots, *config)
 
     def by_slot(*args):
         return layers.causal_bias(*args[:-1], args[-1]._replace(depth=slots))
