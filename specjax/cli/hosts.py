@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from absl import flags
@@ -19,7 +20,7 @@ def define_flags(what: str, module: str = "") -> None:
       what: what the processes do, such as "share the inputs".
       module: the command's module, whose --help shows the flags; "": the main one.
     """
-    of = {"module_name": module or sys.argv[0]}
+    of: dict[str, Any] = {"module_name": module or sys.argv[0]}
     at = "HOST:PORT of process 0, or auto: for a mesh over all."
     flags.DEFINE_string("coordinator", "", at, **of)
     flags.DEFINE_integer("processes", 0, f"How many processes {what}.", **of)
