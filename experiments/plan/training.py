@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 
 from experiments.train import loop, meshes
 from experiments.train.batches import Batch
@@ -87,11 +87,12 @@ def tokens_a_second(config: TrainConfig, shape: Any, mesh: str, flops: float) ->
     return target * devices * flops / (work * (8 if config.remat else 6))
 
 
-def layout_of(shape: Any, mesh: str) -> Layout:
-    """The layout of a model of this shape; no device is needed."""
-    sizes = sharding.sizes_of(mesh or f"{DATA}=1")
-    abstract = AbstractMesh(tuple(sizes.values()), tuple(sizes))
-    _, placement = sharding.fit(shape, Placement(abstract))
+def layout_of(shape: Any, mesh: str | Mesh | AbstractMesh) -> Layout:
+    """The layout of a model of this shape; a mesh by name needs no devices."""
+    if isinstance(mesh, str):
+        sizes = sharding.sizes_of(mesh or f"{DATA}=1")
+        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    _, placement = sharding.fit(shape, Placement(mesh))
     build = FAMILIES[shape.model_type].build
     module = nnx.eval_shape(lambda: build(shape, rngs=nnx.Rngs(0), dtype=jnp.float32))
     return Layout.of(*nnx.split(sharding.split(module, placement)), placement)

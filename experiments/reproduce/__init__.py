@@ -15,4 +15,8 @@ paper's, and of chains. Table 1 and Figures 2 to 4 need no models: `experiments.
 Writes results.jsonl (a row for each cell and figure), report.md and figures to the workdir. A run
 that was cut off goes on where it was. With --nomeasure nothing is measured and no model loaded:
 report and figures are made of the rows that are there.
+
+With --config.mesh=model=8 eight devices share the target. Devices of several processes need the
+same command in each, with --coordinator=HOST:PORT --processes=N --process=I, or --coordinator=auto
+on a cluster that jax knows. The workdir is the first's.
 """

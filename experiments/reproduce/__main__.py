@@ -1,6 +1,10 @@
 """The command; see the package."""
 
+import contextlib
+import io
+import pathlib
 import sys
+import tempfile
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -23,8 +27,10 @@ from experiments.reproduce import (
     traces,
 )
 from experiments.reproduce.study import Study, check_counts, find, identity, open_results
+from specjax.cli import hosts
 from specjax.measure import doubts
-from specjax.support import command_line
+from specjax.measure.provenance import Results
+from specjax.support import command_line, files, processes
 from specjax.support.named import short
 
 # Speedups need α, and the figures of one output need speedups.
@@ -41,17 +47,41 @@ FIGURES = ("trace", "timeline")  # which the config's `tables` does not name
 
 
 def main(_) -> None:
-    config = flags.FLAGS.config
+    args, config = flags.FLAGS, flags.FLAGS.config
+    check(config)
+    with hosts.on_one_mesh(args, config, "they run each program on one mesh") as group:
+        if group.index:
+            follow(config, args.measure)
+            return
+        workdir = command_line.make_workdir(args.workdir)
+        with files.only_writer(workdir, within=True) if group.joined else contextlib.nullcontext():
+            lead(config, workdir, args.measure)
+
+
+def check(config) -> None:
+    """Raise ValueError for errors that show before anything is loaded."""
     known = [name for name in TABLES if name not in FIGURES]
     if unknown := [name for name in config.tables if name not in known]:
         raise ValueError(f"tables: no {unknown[0]!r}; choose from {', '.join(known)}.")
+    if "beam" in config.tables and config.get("mesh", ""):
+        raise ValueError(
+            f'tables: "beam" is for one device, and mesh={config.mesh!r} is given: leave one out.'
+        )
     check_counts(config, *(f"{name}_inputs" for name in config.tables))
-    workdir = command_line.make_workdir(flags.FLAGS.workdir)
+
+
+def lead(config, workdir: pathlib.Path, measured: bool) -> None:
+    """Measure in the process that has the workdir, and write and print the report.
+
+    Args:
+      measured: whether to measure what is missing.
+    """
     # A pipe has no width of its own, and 80 columns would cut the tables.
     # Code is full of brackets, which rich would take for markup.
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
     study = Study(config, open_results(workdir, config))
-    if flags.FLAGS.measure:
+    if measured:
+        processes.firsts(study.results.done)
         fill(study)
     by_table = whole(study)
     if left := [name for name in wanted(config) if name not in by_table]:
@@ -71,6 +101,21 @@ def main(_) -> None:
     console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
     if timed := by_table.get("speedup"):
         console.print(speedups.conclusion(timed), soft_wrap=True)
+
+
+def follow(config, measured: bool) -> None:
+    """Measure the cells that the first process measures, whose rows this one keeps in a directory
+    of its own and drops."""
+    if not measured:
+        return
+    with (
+        tempfile.TemporaryDirectory() as place,
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        file = pathlib.Path(place) / "results.jsonl"
+        files.write_rows(file, processes.firsts(None))
+        fill(Study(config, Results(file)))
 
 
 def wanted(config) -> list[str]:
@@ -96,7 +141,7 @@ def fill(study: Study) -> None:
     for number, cell in enumerate(bar, 1):
         command_line.say(f"{number} of {len(missing)}: {described(cell)}")
         row = {**cell, **TABLES[cell["table"]].measure(study, cell), **identity(study)}
-        results.append(row)
+        results.append(processes.firsts(row))
         if cell["table"] == "speedup":
             bar.write(speedups.line_of(row))
 
@@ -131,5 +176,6 @@ if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
     flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
     flags.DEFINE_bool("measure", True, "--nomeasure: the report of the rows that are there.")
+    hosts.define_flags("measure together")
     flags.mark_flags_as_required(["config", "workdir"])
     command_line.run(main, experiments.reproduce.__doc__)

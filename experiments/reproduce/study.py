@@ -21,7 +21,7 @@ from specjax.measure.provenance import Results, dtype_of
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
-from specjax.support import command_line, runs
+from specjax.support import command_line, processes, runs
 from specjax.support.ranges import listed, whole
 from specjax.tasks.examples import Example
 
@@ -67,6 +67,8 @@ class Study:
           name: of a model or the data, which is read only when something is measured.
           value: its fingerprint.
         """
+        if jax.process_count() > 1:
+            processes.check_alike({name: value})
         runs.keep(self.results, {name: value})
 
     @functools.cached_property

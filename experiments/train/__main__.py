@@ -18,29 +18,32 @@ the same command in each, with a workdir that all share, --coordinator=HOST:PORT
 import contextlib
 import io
 import json
-import math
 import pathlib
 
-import jax
 from absl import flags
 from ml_collections import config_flags
 
 from experiments.train import train, train_drafter, train_head
 from experiments.train.loop import fields_of
 from experiments.train.workdirs import claim
-from specjax.models import sharding
-from specjax.support import command_line, processes, runs
-from specjax.support.processes import Group
+from specjax.cli import hosts
+from specjax.support import command_line
 
 
 def main(_) -> None:
-    config = flags.FLAGS.config
-    group = join(flags.FLAGS, config)
-    if group.index:
+    args = flags.FLAGS
+    why = "processes that train one model exchange gradients"
+    with hosts.on_one_mesh(args, args.config, why) as group:
+        if not group.index:
+            run(args.config, args.workdir)
+            return
         with contextlib.redirect_stderr(io.StringIO()):  # process 0 shows what there is to see
-            train.run(train.TrainConfig(**fields_of(config)), pathlib.Path(flags.FLAGS.workdir))
-        return
-    workdir = command_line.make_workdir(flags.FLAGS.workdir)
+            train.run(train.TrainConfig(**fields_of(args.config)), pathlib.Path(args.workdir))
+
+
+def run(config, directory: str) -> None:
+    """Train what the config names, or go on, and print what came of it."""
+    workdir = command_line.make_workdir(directory)
     if "draft" in config:
         head = train_head.HeadConfig(**fields_of(config))
         claim(workdir, config)
@@ -61,35 +64,11 @@ def main(_) -> None:
     print(f"The model is in {workdir / 'model'}, its loss curve in {workdir / 'curve.png'}.")
 
 
-def join(args, config) -> Group:
-    """The group of this process; ValueError if its mesh is not one over all of them."""
-    group = processes.group(args.coordinator, args.processes, args.process, args.timeout)
-    if group.count == 1:
-        return group
-    if not group.joined:
-        raise ValueError(
-            f"--processes={group.count} without --coordinator: processes that train one model "
-            "exchange gradients. Give --coordinator=HOST:PORT too."
-        )
-    mesh, found = config.get("mesh", ""), jax.device_count()
-    size = math.prod(sharding.sizes_of(mesh).values()) if mesh else 1
-    if size != found:
-        raise ValueError(
-            f"mesh={mesh!r} takes {size} devices, and {group.count} processes have {found}: give a "
-            "mesh of all of them."
-        )
-    processes.check_alike(runs.settings(config))
-    return group
-
-
 if __name__ == "__main__":
     config_flags.DEFINE_config_file(
         "config", None, "What to train: FILE.py, or FILE.py:MODEL.", lock_config=True
     )
     flags.DEFINE_string("workdir", None, "Directory of the run; made if it is not there.")
-    flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, or auto: for a mesh over all.")
-    flags.DEFINE_integer("processes", 0, "The number of processes that train together.")
-    flags.DEFINE_integer("process", 0, "The number of this one: 0 … --processes − 1.")
-    flags.DEFINE_float("timeout", 60.0, "Seconds for all to join at the coordinator.")
+    hosts.define_flags("train together")
     flags.mark_flags_as_required(["config", "workdir"])
     command_line.run(main, __doc__)

@@ -47,7 +47,6 @@ that of one process. A mesh over the devices of all also needs --coordinator=HOS
 
 import contextlib
 import json
-import math
 import pathlib
 import sys
 import time
@@ -62,7 +61,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from specjax import checkpoints, decoding, drafters, policies, rules, trees
-from specjax.cli import defaults, inputs
+from specjax.cli import defaults, hosts, inputs
 from specjax.cli import follow as following
 from specjax.cli.lines import Lines
 from specjax.drafters.base import Drafter
@@ -81,8 +80,8 @@ METHODS = ("speculative", "autoregressive")
 
 def main(_) -> None:
     args = flags.FLAGS
-    group = processes.group(args.coordinator, args.processes, args.process, args.timeout)
-    run_in(group, args, args.config)
+    with processes.joined(args) as group:
+        run_in(group, args, args.config)
 
 
 def run_in(group: Group, args, config) -> None:
@@ -131,7 +130,7 @@ def spans(group: Group, config) -> bool:
     """
     if group.count == 1 or not config.mesh:
         return False
-    found = math.prod(sharding.sizes_of(config.mesh).values()) > jax.local_device_count()
+    found = sharding.size_of(config.mesh) > jax.local_device_count()
     if found and not group.joined:
         raise ValueError(
             f"mesh={config.mesh} takes devices of several processes: give --coordinator=HOST:PORT "
@@ -718,10 +717,7 @@ def run() -> None:
     flags.DEFINE_string("settings", "", "A file of `specjax tune`, which says how to draft.")
     flags.DEFINE_bool("tune", True, "Measure the costs that a policy weighs, if it has none.")
     flags.DEFINE_bool("follow", False, "Show the rows that run in the terminal, as they grow.")
-    flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, or auto: for a mesh over all.")
-    flags.DEFINE_integer("processes", 0, "How many processes share the inputs.")
-    flags.DEFINE_integer("process", 0, "Which of them this is, from 0 on.")
-    flags.DEFINE_float("timeout", 60.0, "Seconds for all to join at the coordinator.")
+    hosts.define_flags("share the inputs", __name__)
     flags.mark_flags_as_required(["config", "input"])
     command_line.run(
         main,

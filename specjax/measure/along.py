@@ -17,6 +17,7 @@ from jaxtyping import Float, Int, Key
 from specjax import decoding, loop
 from specjax.batching import bucket
 from specjax.drafters.base import block_at
+from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.sampling import as_key, row_keys
 from specjax.speculative import Contexts, Speculative
@@ -183,7 +184,7 @@ def by_prefix(
     found: list[np.ndarray] = []
     for batch in batches(method, target, texts, outputs, batch_size, max_source_len):
         read = batch.contexts, batch.state, batch.outputs, batch.emitted
-        rows, behind = np.asarray(visit(method, *read)), np.asarray(batch.emitted) + 1
+        rows, behind = sharding.fetch(visit(method, *read)), np.asarray(batch.emitted) + 1
         found += [rows[row, : behind[row]] for row in range(batch.live)]
     return found
 

@@ -10,6 +10,7 @@ import numpy as np
 from specjax import speculative
 from specjax.dice import dice_for
 from specjax.loop import Method
+from specjax.models import sharding
 from specjax.rounds import Round
 from specjax.speculative import Contexts
 from specjax.state import State, unfinished
@@ -64,12 +65,12 @@ class TracedRound(NamedTuple):
 
 def trace(method: Method, contexts: Contexts, state: State, row: int = 0) -> list[TracedRound]:
     """Step the loop's own body from Python and record one row of the batch."""
-    rounds = []
+    rounds, begin = [], sharding.fetch(state.length)[row]
     while _alive(state, row):
-        after, round_ = _step(method, contexts, state)
-        output = after.tokens[row, int(state.length[row]) : int(after.length[row])].tolist()
-        rounds.append(traced(round_, output, row))
-        state = after
+        state, round_ = _step(method, contexts, state)
+        tokens, length = sharding.fetch((state.tokens, state.length))
+        rounds.append(traced(round_, tokens[row, begin : length[row]].tolist(), row))
+        begin = length[row]
     return rounds
 
 
@@ -93,7 +94,7 @@ def traced(round_: Round, output: list[int], row: int = 0) -> TracedRound:
     Args:
       output: tokens that the row gained.
     """
-    round_ = jax.device_get(round_)
+    round_ = sharding.fetch(round_)
     kept = min(int(round_.accepted[row]), len(output))
     accepted, next_token = output[:kept], output[kept:]
     if round_.nodes is not None:
@@ -209,7 +210,7 @@ def _stepped(method, prepare, row) -> tuple[list[tuple[str, int, int, float]], l
         return result
 
     def of(array):
-        return int(np.asarray(array)[row])
+        return int(sharding.fetch(array)[row])
 
     context, state = timed("start", prepare)
     prompt_len = of(state.length)
@@ -223,7 +224,7 @@ def _stepped(method, prepare, row) -> tuple[list[tuple[str, int, int, float]], l
         else:
             drafted, accepted = of(round_.drafts.length), of(round_.accepted)
             counts += [drafted, method.gamma_max + 1, accepted, of(state.length) - known]
-    output = np.asarray(state.tokens)[row, prompt_len : of(state.length)].tolist()
+    output = sharding.fetch(state.tokens)[row, prompt_len : of(state.length)].tolist()
     phases = [
         (phase, round_number, tokens, ms)
         for (phase, round_number, ms), tokens in zip(spent, counts, strict=True)

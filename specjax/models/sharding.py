@@ -14,6 +14,7 @@ collectives. Few collectives need this:
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -169,8 +170,7 @@ def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
         if isinstance(mesh, AbstractMesh):
             return AbstractMesh(mesh.axis_sizes, mesh.axis_names)
         return Mesh(mesh.devices, mesh.axis_names)
-    sizes = sizes_of(mesh)
-    count = int(np.prod(list(sizes.values())))
+    sizes, count = sizes_of(mesh), size_of(mesh)
     own, every = jax.local_devices(), jax.devices()
     found = own if count <= len(own) else every
     if jax.process_count() > 1 and len(own) < count != len(every):
@@ -206,6 +206,11 @@ def sizes_of(text: str) -> dict[str, int]:
             )
         sizes[name] = int(size)
     return sizes
+
+
+def size_of(text: str) -> int:
+    """The number of devices of "data=2,model=4"; "" is one. ValueError as `sizes_of`."""
+    return math.prod(sizes_of(text).values()) if text else 1
 
 
 def _check_names(names: Any, mesh: Any) -> None:

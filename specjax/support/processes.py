@@ -4,9 +4,15 @@ Process i of N makes the rows i, i + N, i + 2N, … on its own devices. It appen
 beside the output. The processes exchange nothing: the one that makes the last row merges all parts.
 """
 
+import atexit
 import contextlib
 import dataclasses
+import json
+import os
 import pathlib
+import signal
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +24,7 @@ from specjax.support import files, runs
 
 AUTO = "auto"  # the coordinator's value that lets jax find the cluster
 UNLIMITED = 10**7  # seconds that a process waits for the others to end
+GRACE = 2.0  # seconds for the others to name an error of all, before process 0 takes them along
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +92,49 @@ def group(coordinator: str, count: int, index: int, timeout: float) -> Group:
         coordinator, count, index, cluster_detection_method="deactivate", **limits
     )
     return Group(index, count, joined=True)
+
+
+@contextlib.contextmanager
+def joined(args) -> Iterator[Group]:
+    """Make the group of the flags `coordinator`, `processes`, `process` and `timeout`.
+
+    A joined process that fails inside ends without the others. jax's own end waits for them, and
+    they wait for this process in an exchange.
+
+    Raises:
+      ValueError: as `group`.
+    """
+    made = group(args.coordinator, args.processes, args.process, args.timeout)
+    try:
+        yield made
+    except BaseException as error:
+        if made.joined:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            # Python calls it before jax's own, and after the command has printed the error.
+            atexit.register(_leave, made, 128 + signal.SIGINT if interrupted else 1)
+        raise
+
+
+def _leave(group: Group, status: int) -> None:
+    if not group.index:
+        time.sleep(GRACE)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def firsts(value: Any) -> Any:
+    """Return process 0's value in every joined process; in a process alone, its own.
+
+    Args:
+      value: JSON; all but process 0 may give None.
+    """
+    if jax.process_count() == 1:
+        return value
+    words = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(words))))
+    words = np.resize(words, size)  # of the others' bytes none is read
+    return json.loads(multihost_utils.broadcast_one_to_all(words).tobytes())
 
 
 class SharedRows:

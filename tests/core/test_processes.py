@@ -3,9 +3,6 @@
 import functools
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
 import types
 
@@ -13,7 +10,8 @@ import pytest
 
 import command_line
 import pairs
-from command_line import ROOT
+import several
+from several import ended
 from specjax import checkpoints
 from specjax.cli import decode, defaults
 from specjax.support import files, processes
@@ -41,23 +39,7 @@ def arguments(pair, tmp_path_factory):
 
 def start(index, *arguments):
     """`specjax decode` in a process of its own, one of two."""
-    command = [sys.executable, "-m", "specjax", "decode", *map(str, arguments)]
-    command += ["--processes=2", f"--process={index}"]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
-
-
-def ended(process):
-    """Status, standard output and standard error."""
-    stdout, stderr = process.communicate(timeout=300)
-    lines = [line for line in stderr.splitlines(True) if not line.startswith(command_line.PROGRESS)]
-    return process.returncode, stdout, "".join(lines)
+    return several.start("specjax decode", *arguments, "--processes=2", f"--process={index}")
 
 
 @pytest.mark.slow
@@ -122,11 +104,12 @@ def test_a_process_with_other_settings_is_refused(arguments, tmp_path, monkeypat
 @pytest.mark.parametrize("mesh", ["data=2", "model=2"])
 def test_a_mesh_over_two_processes(arguments, tmp_path, monkeypatch, capsys, mesh):
     """Each reads its part of the target and has its part of a batch or model; process 0 writes."""
-    out, port = tmp_path / "out.jsonl", free_port()
+    out = tmp_path / "out.jsonl"
     run = functools.partial(command_line.run, monkeypatch, capsys, "specjax decode")
     flags = [*arguments, "--config.batch_size=8", "--config.policy=constant(gamma=3)"]
-    joined = [f"--config.mesh={mesh}", f"--output={out}", f"--coordinator=localhost:{port}"]
-    both = [start(i, *flags, *joined) for i in range(2)]
+    both = several.start_joined(
+        "specjax decode", *flags, f"--config.mesh={mesh}", f"--output={out}"
+    )
     alone = tmp_path / "alone.jsonl"
     assert run(*flags, f"--output={alone}").status == 0
     (status, _, stderr), (other, _, silent) = map(ended, both)

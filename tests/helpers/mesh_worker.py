@@ -83,13 +83,14 @@ COLLECTIVE = re.compile(
     r"= (\S+|\(.*?\)) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)"
     r"(?:-start)?\("
 )
+SCALARS = re.compile(r"(\w+\[\](\{[^}]*\})?|[(), ])+")  # a TPU's have layouts
 
 
 def collectives(program: str) -> dict[str, int]:
     """How many a compiled program has of each kind; those of single numbers are counted apart."""
     found = collections.Counter()
     for shape, kind in COLLECTIVE.findall(program):
-        found["scalars" if re.fullmatch(r"(\w+\[\]|[(), ])+", shape) else kind] += 1
+        found["scalars" if SCALARS.fullmatch(shape) else kind] += 1
     return dict(found)
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh
 
 import command_line
+import several
 import train_worker
 from configs import paper as paper_config
 from configs import paper_train
@@ -76,7 +76,7 @@ def test_losses_are_those_of_one_device(found, mesh):
 def test_a_device_holds_its_part_and_the_plan_says_it(found, mesh):
     """To the byte, before a step and after."""
     config = train.TrainConfig(
-        target_tokens=40, buckets=((6, 5),), accumulate=2, mesh=mesh, dropout=0.1, remat=True
+        target_tokens=120, buckets=((6, 5),), accumulate=2, mesh=mesh, dropout=0.1, remat=True
     )
     need = training.need(config, train_worker.SHAPE, mesh)
     layout = training.layout_of(train_worker.SHAPE, mesh)
@@ -89,16 +89,25 @@ def test_a_device_holds_its_part_and_the_plan_says_it(found, mesh):
     assert found[mesh]["held"][0] < 1.2 * found[""]["held"][0] / ways
 
 
-def test_a_step_exchanges_sums_alone(found):
-    """Gradients over rows, activations over parts. No matrices are gathered, but for the position
-    biases of heads that other devices have."""
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_step_exchanges_sums_alone(found, mesh):
+    """`check_exchanges` has their numbers."""
     assert not found[""]["collectives"]
-    for mesh in MESHES:
-        largest = dict(found[mesh]["collectives"])
-        assert largest.pop("all-reduce") > 100
-        shape = train_worker.SHAPE
-        biases = shape.relative_attention_num_buckets * shape.num_heads
-        assert max(largest.values(), default=0) <= biases < shape.d_model * shape.d_ff, largest
+    train_worker.check_exchanges(found[mesh]["collectives"], mesh)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_a_step_lowers_for_a_mesh_of_accelerators(platform):
+    """The program calls nothing that a platform lacks, and says where matrices and rows lie."""
+    program = train_worker.traced("data=2,model=4", dtype="bfloat16")
+    text = program.lower(lowering_platforms=(platform,)).as_text()
+    assert "custom_call" not in text
+    assert 'sdy.mesh @mesh = <["data"=2, "model"=4]>' in text
+    shape = train_worker.SHAPE
+    matrices = 4 * shape.num_layers + 7 * shape.num_decoder_layers + 2
+    # As arguments, as sums of gradients and as results.
+    assert text.count('{"model"}') == 3 * matrices
+    assert text.count('{"data"}') == len(train_worker.batch())
 
 
 # --- the parts of it -----------------------------------------------------------------------------
@@ -369,21 +378,22 @@ def test_configs_of_the_papers_models(name):
 # --- runs that are killed, and several processes -------------------------------------------------
 
 
-def start(hub, workdir, *flags, devices=4, **changes):
-    """`experiments.train` in a process of its own."""
+def arguments(hub, workdir, **changes):
+    """Flags of `experiments.train`."""
     fields = paper_fields(hub, **changes)
     usual = fields_of(paper_train.get_config("t5-v1_1-xxl_en-de"))
     asked = sorted(name for name in fields if fields[name] != usual[name])
-    command = [
-        sys.executable, "-m", "experiments.train", f"--workdir={workdir}", *flags,
+    return [
+        f"--workdir={workdir}",
         f"--config={command_line.ROOT}/configs/paper_train.py:t5-v1_1-xxl_en-de",
         *(f"--config.{name}={fields[name]}" for name in asked),
-    ]  # fmt: skip
-    virtual = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    return subprocess.Popen(
-        command, cwd=command_line.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "XLA_FLAGS": virtual, "JAX_PLATFORMS": "cpu"},
-    )  # fmt: skip
+    ]
+
+
+def start(hub, workdir, devices=4, **changes):
+    """`experiments.train` in a process of its own."""
+    given = arguments(hub, workdir, **changes)
+    return several.start("experiments.train", *given, devices=devices)
 
 
 def losses(workdir):
@@ -397,8 +407,8 @@ def losses(workdir):
 
 
 def ended(process):
-    _, stderr = process.communicate(timeout=400)
-    assert process.returncode == 0, stderr[-3000:]
+    found = several.ended(process)
+    assert found.status == 0, found.stderr[-3000:]
 
 
 @pytest.mark.slow
@@ -427,15 +437,10 @@ def test_a_run_that_is_killed_ends_as_one_that_is_not(hub, tmp_path):
 @pytest.mark.timeout(900)
 def test_two_processes_train_one_model(hub, tmp_path):
     """The losses of one process with as many devices; both write one checkpoint."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     alone, together = tmp_path / "alone", tmp_path / "together"
-    flags = [f"--coordinator=localhost:{port}", "--processes=2"]
-    both = [
-        start(hub, together, *flags, f"--process={i}", devices=1, mesh="model=2") for i in range(2)
-    ]
-    for process in both:
+    for process in several.start_joined(
+        "experiments.train", *arguments(hub, together, mesh="model=2")
+    ):
         ended(process)
     ended(start(hub, alone, devices=2, mesh="model=2"))
     found = losses(together)
