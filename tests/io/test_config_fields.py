@@ -17,7 +17,7 @@ from specjax import checkpoints, doctor
 from specjax.checkpoints import gemma, gpt, llama, parameters, t5
 from specjax.checkpoints.config_json import FIELDS
 from specjax.checkpoints.weights import SAFETENSORS
-from specjax.tuning.selection import smaller_members
+from specjax.tuning.members import smaller_members
 from tiny_models import quick
 
 LAYOUTS = {
