@@ -36,7 +36,7 @@ CHOICES = {
 
 
 def get_config(name: str = "t5-v1_1-small_en-de") -> ConfigDict:
-    """The config of a model, one of `CHOICES`; `experiments.train.train.TrainConfig` explains it.
+    """The config of a model, one of `CHOICES`; `experiments.train.config.TrainConfig` explains it.
 
     Raises:
       ValueError: no such model.

@@ -80,7 +80,7 @@ CHOICES = (
 def get_config(model: str = "target") -> ConfigDict:
     """The config of one model of the families.
 
-    `experiments.train.train.TrainConfig` explains the fields; those of `head` are in
+    `experiments.train.config.TrainConfig` explains the fields; those of `head` are in
     `experiments.train.train_head.HeadConfig`, those of drafters in
     `experiments.train.train_drafter.DrafterConfig`.
 

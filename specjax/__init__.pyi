@@ -68,11 +68,11 @@ from .sampling import (
 from .settings import Settings as Settings
 from .speculative import Speculative as Speculative
 from .support.compilation_cache import enable_compilation_cache as enable_compilation_cache
-from .tuning.selection import (
+from .tuning.recommendation import (
     Candidate as Candidate,
     Selection as Selection,
-    select as select,
 )
+from .tuning.selection import select as select
 from .tuning.tune import tune as tune
 from .types import (
     Inputs as Inputs,

@@ -31,7 +31,7 @@ from ml_collections import config_flags
 from tqdm import tqdm
 
 from experiments.reproduce.study import counts_in
-from experiments.train import batches, train
+from experiments.train import batches, evaluation, steps
 from specjax import checkpoints
 from specjax.cli.inputs import load_examples, not_held_out
 from specjax.drafters import ngram
@@ -105,7 +105,7 @@ def measure(config) -> dict[str, Any]:
                 batch_size=32,
             )
             if temperature == 0:
-                scores = train.score(config.task, result.texts, examples[:INPUTS])
+                scores = evaluation.score(config.task, result.texts, examples[:INPUTS])
                 kinds = by_kind(loaded, examples[:INPUTS], result.texts)
             bar.update()
             for name, drafter in drafters.items():
@@ -190,11 +190,11 @@ def loss(model: checkpoints.Checkpoint, examples, *, shuffle: bool = False) -> f
     whole = not model.config.is_encoder_decoder
     pairs = batches.encode(examples, model.tokenizer, decoder_only=whole)
     if shuffle:
-        pairs = train.shuffled(pairs)
+        pairs = evaluation.shuffled(pairs)
     buckets = TEXT_BUCKETS if whole else BUCKETS
     cut = batches.in_order(pairs, buckets=buckets, target_tokens=TOKENS)
-    return train.held_out_loss(
-        train.Trainer(model.model.graphdef, optax.identity()), model.model.params, cut
+    return steps.held_out_loss(
+        steps.Trainer(model.model.graphdef, optax.identity()), model.model.params, cut
     )
 
 

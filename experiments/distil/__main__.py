@@ -27,8 +27,8 @@ from rich.console import Console
 
 from experiments.reproduce.study import Study, check_counts, find, relative
 from experiments.train import train
+from experiments.train.config import TrainConfig
 from experiments.train.loop import fields_of
-from experiments.train.train import TrainConfig
 from experiments.train.workdirs import claim
 from specjax.measure import metrics, provenance, report
 from specjax.measure.provenance import Results, dtype_of

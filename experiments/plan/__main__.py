@@ -44,8 +44,8 @@ from rich.console import Console
 from experiments.plan import parts, training
 from experiments.plan.published import PUBLISHED
 from experiments.reproduce.study import find
+from experiments.train.config import TrainConfig
 from experiments.train.loop import fields_of
-from experiments.train.train import TrainConfig
 from specjax import checkpoints, decoding, drafters, sampling
 from specjax.batching import bucket
 from specjax.cli.defaults import DTYPES

@@ -27,9 +27,10 @@ from jax.sharding import AbstractMesh, Mesh
 
 from experiments.train import loop, meshes
 from experiments.train.batches import Batch
+from experiments.train.config import TrainConfig
 from experiments.train.meshes import Layout
 from experiments.train.modes import Mode
-from experiments.train.train import TrainConfig, data_loss
+from experiments.train.steps import data_loss
 from specjax.checkpoints import FAMILIES
 from specjax.models import sharding
 from specjax.models.sharding import DATA, Placement

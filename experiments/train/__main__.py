@@ -24,6 +24,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from experiments.train import train, train_drafter, train_head
+from experiments.train.config import TrainConfig
 from experiments.train.loop import fields_of
 from experiments.train.workdirs import claim
 from specjax.cli import hosts
@@ -38,7 +39,7 @@ def main(_) -> None:
             run(args.config, args.workdir)
             return
         with contextlib.redirect_stderr(io.StringIO()):  # process 0 shows what there is to see
-            train.run(train.TrainConfig(**fields_of(args.config)), pathlib.Path(args.workdir))
+            train.run(TrainConfig(**fields_of(args.config)), pathlib.Path(args.workdir))
 
 
 def run(config, directory: str) -> None:
@@ -58,7 +59,7 @@ def run(config, directory: str) -> None:
         target = made if made.is_dir() else chosen.target
         print(f"The drafter is {workdir / 'drafter'}: name it as the draft of {target}.")
         return
-    settings = train.TrainConfig(**fields_of(config))
+    settings = TrainConfig(**fields_of(config))
     claim(workdir, config, may_grow=("steps",), free=("mesh",))
     print(json.dumps(train.run(settings, workdir), indent=2))
     print(f"The model is in {workdir / 'model'}, its loss curve in {workdir / 'curve.png'}.")

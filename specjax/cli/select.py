@@ -31,7 +31,9 @@ from specjax.models.memory import gigabytes, memory_free
 from specjax.support import command_line, named, runs
 from specjax.support.named import short
 from specjax.tuning import selection
-from specjax.tuning.selection import Candidate, Trial
+from specjax.tuning.members import smaller_members
+from specjax.tuning.recommendation import PLAIN, Candidate, recommend
+from specjax.tuning.selection import Trial
 
 
 def main(_) -> None:
@@ -44,7 +46,7 @@ def main(_) -> None:
     selection.check_numbers(config.gammas, config.nodes, config.timed_inputs, config.repeats)
     given = config.drafts
     drafts = named.split(given) if isinstance(given, str) else list(given)
-    drafts = drafts or selection.smaller_members(config.target)
+    drafts = drafts or smaller_members(config.target)
     texts = inputs(args.input, config)
     results = None
     if args.workdir:
@@ -135,7 +137,7 @@ def show(candidates: list[Candidate], config) -> None:
     """Print the table, and the recommendation in words."""
     # A pipe has no width of its own, and 80 columns would cut the table.
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
-    rows = [dataclasses.asdict(candidate) for candidate in (*candidates, selection.PLAIN)]
+    rows = [dataclasses.asdict(candidate) for candidate in (*candidates, PLAIN)]
     title = f"Drafts for {short(config.target)}, temperature {config.temperature:g}, batch 1"
     console.print(report.table(COLUMNS, rows, title))
     console.print(
@@ -151,7 +153,7 @@ def show(candidates: list[Candidate], config) -> None:
     for candidate in candidates:
         for remark in candidate.remarks:
             console.print(f"{short(candidate.name)}: {remark}.", soft_wrap=True)
-    console.print(selection.recommend(candidates).words, soft_wrap=True)
+    console.print(recommend(candidates).words, soft_wrap=True)
 
 
 def _number(field: str, form: str = ".2f"):

@@ -1,4 +1,4 @@
-"""Which draft, which γ, or none: candidates measured side by side on one's own inputs.
+"""Measure drafts side by side on one's own inputs: which draft, which γ, or none?
 
 chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
 print(chosen.words)
@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +16,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import checkpoints, decoding, drafters, formulas, trees
+from specjax import decoding, drafters, formulas, trees
 from specjax.autoregressive import Autoregressive
 from specjax.checkpoints import Checkpoint, compatibility
-from specjax.checkpoints.tensors import read_json
-from specjax.checkpoints.weights import find_tensors
 from specjax.defaults import BATCH_SIZE, GAMMAS, NEW_TOKENS, REPEATS, TIMED_INPUTS
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
@@ -32,151 +29,20 @@ from specjax.models.memory import nbytes
 from specjax.policies import Costs
 from specjax.results import Row, summarize
 from specjax.sampling import Greedy, Sampling, as_sampling, key_for
-from specjax.settings import Settings
 from specjax.speculative import Speculative
-from specjax.support.named import short
 from specjax.support.ranges import listed, whole
 from specjax.trees import FixedTree
 from specjax.trees.shapes import text_of
 from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning import best_tree
+from specjax.tuning.members import smaller_members
 from specjax.tuning.ranks import acceptance_by_rank
+from specjax.tuning.recommendation import Candidate, Selection, counts_ngrams, recommend
 from specjax.types import Text
-
-# Members of one tokenizer, the smallest first.
-FAMILIES = (
-    tuple(f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")),
-    tuple(f"google/flan-t5-{size}" for size in ("small", "base", "large", "xl", "xxl")),
-    *(
-        tuple(f"google/{kind}-{size}" for size in ("small", "base", "large", "xl", "xxl"))
-        for kind in ("t5-v1_1", "mt5", "byt5")
-    ),
-    tuple(f"google/umt5-{size}" for size in ("small", "base", "xl", "xxl")),
-    (
-        "distilbert/distilgpt2",
-        *(f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl")),
-    ),
-    *(
-        tuple(f"Qwen/Qwen2.5-{size}B{kind}" for size in ("0.5", "1.5", "3", "7", "14", "32", "72"))
-        for kind in ("", "-Instruct")
-    ),
-    tuple(f"Qwen/Qwen3-{size}B" for size in ("0.6", "1.7", "4", "8", "14", "32")),
-    *(
-        tuple(
-            f"meta-llama/Llama-3.{size}B{kind}" for size in ("2-1", "2-3", "1-8", "1-70", "1-405")
-        )
-        for kind in ("", "-Instruct")
-    ),
-)
 
 DEPTH = 8  # of trees, at most
 
-# Thresholds that explain a missing speedup.
-LOW_ALPHA = 0.5  # every second drafted token is lost, and all that follow it
-SLOW_DRAFT = 0.5  # in target steps
-SLOW_VERIFY = 1.5  # in target steps, for a verify pass and the rest of a round
-# Share of the promised tokens; below it, outputs end early or later tokens are worse.
-MIN_SHARE_OF_PROMISED = 0.85
-
 MAX_TIMINGS = 2  # of one candidate, if they contradict themselves
-EQUAL_WITHIN = 0.05  # speedups that differ by less are equal: timings are no better
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A draft and its measurements; numbers stay 0 if it cannot draft at all."""
-
-    name: str
-    problem: str = ""
-    """Why it cannot draft: it does not fit the target, or cannot be loaded."""
-    remarks: tuple[str, ...] = ()
-    """Other differences from the target, which no loop reads; what n-grams were counted on."""
-    parameters: int = 0
-    memory: int = 0
-    """Bytes of parameters and caches of both models, at the batch size asked for."""
-    alpha: float = 0.0
-    alpha_low: float | None = None  # no interval below `metrics.MIN_OUTPUTS` outputs
-    alpha_high: float | None = None
-    agreement: float = 0.0
-    """Rate at which both models have the same likeliest token, over the same prefixes as α."""
-    c: float = 0.0
-    gamma: int = 0
-    """The best γ, by α and the times of whole rounds; of a tree its depth."""
-    tree: str = ""
-    """The best tree, as `generate` takes it; empty: a chain."""
-    nodes: int = 0
-    """Drafted tokens of a round: nodes of the tree, or γ."""
-    v: float = 0.0
-    """Cost of a verify pass over that many `nodes`, in target steps."""
-    steps: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Target steps of a whole round, by γ."""
-    promised: float = 0.0
-    """Expected tokens per target call: by α, by the acceptance of each rank, or, for a drafter that
-    `guesses`, by that of each position."""
-    guesses: bool = False
-    """Whether later tokens of a draft are accepted less often than the first. γ then follows from
-    the rates of each position."""
-    expected: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Expected tokens per target call, by γ; `promised` is that of the best γ."""
-    unended: float = 0.0
-    """Tokens per target call by the rates of each position in the timed loop, as if no output ended
-    inside a draft."""
-    tau: float = 0.0
-    tokens: float = 0.0
-    """Mean tokens of an output."""
-    predicted: float = 0.0
-    """Speedup of the loop, by Eq. (1) and `steps`."""
-    speedup: float = 0.0
-    """Measured speedup: plain decoding's time over speculation's, both without prefill."""
-    speedup_low: float = 0.0
-    speedup_high: float = 0.0
-    speedup_end_to_end: float = 0.0
-    """Measured speedup with encoder and prefill of both models."""
-    choosing: float = 0.0
-    """End-to-end speedup on those timed inputs that choose among candidates; 0: there is no rest.
-    All other speedups are of the rest, since the winner was lucky on the inputs that chose it."""
-    doubts: Sequence[str] = ()
-    """Contradictions in its timings: nothing follows from them."""
-    load: float | None = None
-    """Load average per processor, after it was timed."""
-
-    @property
-    def round(self) -> float:
-        """A round's target steps beyond its γ draft steps: verification and the rest."""
-        return self.steps[str(self.gamma)] - self.gamma * self.c
-
-    @property
-    def chosen_by(self) -> float:
-        """The speedup that is compared with those of other candidates."""
-        return self.choosing or self.speedup_end_to_end
-
-
-PLAIN = Candidate(
-    "plain decoding",
-    tau=1.0,
-    predicted=1.0,
-    speedup=1.0,
-    speedup_low=1.0,
-    speedup_high=1.0,
-    speedup_end_to_end=1.0,
-)
-"""The candidate of plain decoding: a draft that is not faster loses to it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """All candidates, in the order given, and the draft and settings to decode with."""
-
-    candidates: list[Candidate]
-    settings: Settings
-    """Settings for `generate`, with the chosen draft. γ = 0: plain decoding."""
-    draft: str | Checkpoint | Drafter | None = None
-    """The chosen draft; None: plain decoding."""
-
-    @property
-    def words(self) -> str:
-        """The recommendation and its reasons, in sentences."""
-        return self.settings.words
 
 
 def select(
@@ -244,54 +110,6 @@ def select(
     tried = [(draft, tree) for draft in drafts for tree in trial.shapes]
     candidates = [trial.measure(draft, tree) for draft, tree in tried]
     return trial.ready(recommend(candidates, [draft for draft, _ in tried]))
-
-
-def smaller_members(target: str) -> list[str]:
-    """List models to try as drafts, the smallest first.
-
-    For a directory these are the directories beside it with fewer parameters, for a hub name the
-    smaller members of its family.
-
-    Raises:
-      ValueError: none is known.
-    """
-    directory = Path(target)
-    if directory.is_dir():
-        found = _smaller_beside(directory)
-    else:
-        # Hub names are often given without their owner, "t5-small".
-        families = [[name.split("/")[-1] for name in family] for family in FAMILIES]
-        short = target.split("/")[-1]
-        found = next(
-            (
-                list(names[: family.index(short)])
-                for names, family in zip(FAMILIES, families, strict=True)
-                if short in family
-            ),
-            [],
-        )
-    if not found:
-        raise ValueError(
-            f"No smaller model is known for {target}: name drafts, or try "
-            f"{', '.join(drafters.NAMES)}."
-        )
-    return found
-
-
-def _smaller_beside(directory: Path) -> list[str]:
-    sizes = {}
-    for path in directory.resolve().parent.iterdir():
-        try:
-            kind = read_json(path / "config.json").get("model_type")
-            tensors = find_tensors(path).values()
-        except (OSError, ValueError):
-            continue  # not a model, or an incomplete one
-        if isinstance(kind, str) and kind in checkpoints.FAMILIES:
-            sizes[path] = kind, sum(int(np.prod(tensor.shape)) for tensor in tensors)
-    own = sizes.get(directory.resolve(), ("", 0))
-    smaller = [path for path, (kind, size) in sizes.items() if kind == own[0] and size < own[1]]
-    smaller.sort(key=lambda path: (sizes[path][1], path.name))
-    return [str(directory.parent / path.name) for path in smaller]
 
 
 def _content(text: Text) -> str | tuple[int, ...]:
@@ -434,12 +252,15 @@ class Trial:
         return found
 
     def _method(self, loaded: Checkpoint | Drafter, gamma: int) -> Speculative:
-        how: dict[str, Any] = {"sampling": self._sampling, "check_tokens": self.check_tokens}
-        return decoding.speculative(self.target, loaded, gamma=gamma, **how)
+        return decoding.speculative(
+            self.target, loaded, gamma=gamma, sampling=self._sampling,
+            check_tokens=self.check_tokens,
+        )  # fmt: skip
 
     def _branching(self, loaded: Checkpoint | Drafter, shape: FixedTree) -> TreeSpeculative:
-        how: dict[str, Any] = {"sampling": self._sampling, "check_tokens": self.check_tokens}
-        return decoding.branching(self.target, loaded, shape, **how)
+        return decoding.branching(
+            self.target, loaded, shape, sampling=self._sampling, check_tokens=self.check_tokens
+        )
 
     def _best_chain(
         self,
@@ -464,17 +285,8 @@ class Trial:
     ) -> tuple[Costs, "Choice"]:
         contexts, state = begin(longest)
         costs = phases.measure(longest, contexts, state, self.nodes)
-        chances = acceptance_by_rank(
-            self.target,
-            loaded,
-            self._measured,
-            self._outputs,
-            sampling=self._sampling,
-            drawn=not self._sampling.greedy,
-            check_tokens=self.check_tokens,
-            batch_size=self.batch_size,
-            max_source_len=self.max_source_len,
-        ).tolist()
+        drawn = not self._sampling.greedy
+        chances = self._along(acceptance_by_rank, loaded, self._sampling, drawn=drawn).tolist()
         found = best_tree.choose(
             chances, self.nodes, DEPTH, costs.c, lambda tokens: costs.v(tokens - 1)
         )
@@ -489,9 +301,9 @@ class Trial:
     def _measure(
         self, name: str, loaded: Checkpoint | Drafter, longest: Speculative, tree: bool
     ) -> Candidate:
-        alpha = self._alpha(loaded, self._sampling)
-        greedy = self._sampling.greedy
-        agreement = alpha if greedy else self._alpha(loaded, Greedy())
+        of_outputs = functools.partial(self._along, metrics.alpha_of_outputs, loaded)
+        alpha = of_outputs(self._sampling)
+        agreement = alpha if self._sampling.greedy else of_outputs(Greedy())
         texts = decoding.tokenize(self.target, self._measured, self.max_source_len)
         key, timed = self._key, timing.spread(texts, self.timed_inputs)
         begin = functools.partial(
@@ -528,6 +340,7 @@ class Trial:
             if not wrong:
                 break
         several = len(timed) > 1
+        # Every other input chooses; the speedups that are reported are of the rest.
         chooses, rest = (raced.part(batches=slice(at, None, 1 + several)) for at in (0, several))
         found = rest.speedups()
         longest_drafted = metrics.tokens_by_position(raced.outputs(), [chosen.method.gamma_max])
@@ -588,16 +401,18 @@ class Trial:
             )
         return ()
 
-    def _alpha(self, loaded: Checkpoint | Drafter, distribution: Sampling) -> metrics.Alpha:
-        return metrics.alpha_of_outputs(
+    def _along(self, measure: Callable, loaded: Checkpoint | Drafter, by: Sampling, **how) -> Any:
+        """Call a measure of a draft along the target's outputs."""
+        return measure(
             self.target,
             loaded,
             self._measured,
             self._outputs,
-            sampling=distribution,
+            sampling=by,
             batch_size=self.batch_size,
             max_source_len=self.max_source_len,
             check_tokens=self.check_tokens,
+            **how,
         )
 
 
@@ -609,186 +424,3 @@ class Choice(NamedTuple):
     nodes: int
     steps: dict[int, float]  # target steps of a round, by γ or depth
     tokens: float  # expected, per target call
-
-
-def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:
-    """Whether a draft is made from counts of the target's own outputs."""
-    try:
-        return isinstance(draft, str) and drafters.counts_ngrams(draft)
-    except ValueError:  # no such drafter, which `Trial.measure` reports
-        return False
-
-
-# --- what follows from the numbers ---------------------------------------------------------------
-
-
-def recommend(
-    candidates: Sequence[Candidate], drafts: Sequence[str | Checkpoint | Drafter] = ()
-) -> Selection:
-    """Choose the candidate with the fastest outputs; among equals the one with the least memory.
-
-    Plain decoding is a candidate and needs the least memory. A draft is recommended if it beats
-    plain decoding by more than timings vary, on the inputs that choose and on the others. Nothing
-    follows from timings that contradict themselves, or that were taken on a busy machine.
-
-    Args:
-      drafts: the draft of each candidate; default: its name.
-    """
-
-    def plain(*words: str) -> Selection:
-        return Selection(list(candidates), Settings(0, words=_join(*words)))
-
-    usable = [candidate for candidate in candidates if not candidate.problem]
-    if busy := doubts.busy(candidate.load for candidate in usable):
-        return plain(f"No draft is recommended. {busy}")
-    refused = [
-        f"{short(c.name)} cannot {'branch' if c.tree else 'draft'}: {c.problem}"
-        for c in candidates
-        if c.problem
-    ]
-    sound = [candidate for candidate in usable if not candidate.doubts]
-    if usable and not sound:
-        advice = "No draft is recommended: the timings contradict themselves."
-        return plain(advice, *map(why_not, usable), *refused)
-    faster = [candidate for candidate in sound if beats_plain(candidate)]
-    if not faster:
-        why = (
-            "no draft here makes outputs come sooner by more than timings vary "
-            f"({EQUAL_WITHIN:.0%})"
-            if usable
-            else "no draft can be used"
-        )
-        advice = f"Use {PLAIN.name}: {why}."
-        return plain(advice, *map(why_not, usable), *refused)
-    best = max(candidate.chosen_by for candidate in faster)
-    equals = [candidate for candidate in faster if candidate.chosen_by > (1 - EQUAL_WITHIN) * best]
-    winner = min(equals, key=lambda candidate: (candidate.memory, bool(candidate.tree)))
-    words = _praise(winner, equals, usable, refused)
-    settings = Settings(winner.gamma, tree=winner.tree or "chain", words=words)
-    of_each = drafts or [candidate.name for candidate in candidates]
-    pairs = zip(candidates, of_each, strict=True)
-    draft = next(draft for candidate, draft in pairs if candidate is winner)
-    return Selection(list(candidates), settings, draft)
-
-
-def beats_plain(candidate: Candidate) -> bool:
-    """Whether outputs come sooner beyond the noise.
-
-    By `EQUAL_WITHIN`, on the inputs that choose and on the others, with a loop that is faster in
-    three repeats of four. False where timings contradict themselves.
-    """
-    slower = min(candidate.chosen_by, candidate.speedup_end_to_end)
-    sooner = (1 - EQUAL_WITHIN) * slower >= PLAIN.speedup_end_to_end
-    return not candidate.doubts and sooner and candidate.speedup_low > PLAIN.speedup
-
-
-def _praise(winner, equals, usable, refused) -> str:
-    sentences = [
-        f"Use {short(winner.name)} with {_how(winner)}: outputs come "
-        f"{winner.speedup_end_to_end:.2f} times as fast end to end as without a draft. The loop "
-        f"alone is "
-        f"{winner.speedup:.2f} times as fast (quartiles {winner.speedup_low:.2f} to "
-        f"{winner.speedup_high:.2f}; predicted {winner.predicted:.2f}): {winner.tau:.2f} "
-        f"tokens for each call of the target, with α = {winner.alpha:.2f} and c = {winner.c:.2f}."
-    ]
-    others = ", ".join(_called(c) for c in equals if c is not winner)
-    if others:
-        sentences.append(f"No slower within {EQUAL_WITHIN:.0%}, but larger: {others}.")
-    if winner.tree:
-        sentences.append(f'tree="{winner.tree}"')
-    if counts_ngrams(winner.name):
-        sentences += [f"{winner.name} {remark}." for remark in winner.remarks]
-    losing = [why_not(c) for c in usable if not beats_plain(c)]
-    return _join(*sentences, *losing, *refused)
-
-
-def _how(candidate: Candidate) -> str:
-    if candidate.tree:
-        return f"a tree of {candidate.nodes} nodes, {candidate.gamma} deep"
-    return f"gamma={candidate.gamma}"
-
-
-def _size(candidate: Candidate) -> str:
-    return f"{candidate.nodes} nodes" if candidate.tree else f"γ = {candidate.gamma}"
-
-
-def _called(candidate: Candidate) -> str:
-    return short(candidate.name) + (f" with {_how(candidate)}" if candidate.tree else "")
-
-
-def reasons(candidate: Candidate) -> tuple[str, ...]:
-    """List why a candidate is not faster: some of "length", "later", "alpha", "c" and "v"."""
-    one = candidate
-    unended = one.unended or one.promised
-    if one.speedup > 1 or (one.predicted > 1 and one.tau < MIN_SHARE_OF_PROMISED * unended):
-        return ("length",)
-    if one.predicted > 1 and unended < MIN_SHARE_OF_PROMISED * one.promised:
-        return ("later",)
-    found = {
-        "alpha": one.alpha < LOW_ALPHA,
-        "c": one.c >= SLOW_DRAFT,
-        "v": one.round >= SLOW_VERIFY,
-    }
-    if any(found.values()):
-        return tuple(name for name, holds in found.items() if holds)
-    lost = {"alpha": 1 - one.alpha, "c": one.gamma * one.c, "v": one.round - 1}
-    return (max(lost, key=lambda name: lost[name]),)
-
-
-def why_not(candidate: Candidate) -> str:
-    """Explain in a sentence or two why a candidate is not faster, and what would change it."""
-    one = candidate
-    if one.doubts:
-        return (
-            f"{_called(one)}: its timings contradict themselves, and nothing follows from them "
-            f"({'; '.join(one.doubts)}). {doubts.AGAIN}"
-        )
-    if one.speedup_end_to_end > 1:
-        return (
-            f"{_called(one)}, {one.speedup_end_to_end:.2f} times as fast end to end: that is no "
-            f"more than "
-            f"timings vary (quartiles of the loop {one.speedup_low:.2f} to "
-            f"{one.speedup_high:.2f}). Look again with more inputs."
-        )
-    sentences = {
-        "length": f"outputs of {one.tokens:.0f} tokens are too short: the loop is "
-        f"{one.speedup:.2f} times as fast, with {one.tau:.1f} tokens for each call of the "
-        "target, and starting two models takes what that saves",
-        "later": f"later tokens of a draft are right less often than the first: "
-        f"{one.unended:.1f} tokens for each call of the target, where α alone promises "
-        f"{one.promised:.1f}",
-        "alpha": f"agreement is too low (α = {one.alpha:.2f})",
-        "c": f"the draft is too slow (c = {one.c:.2f}: a draft step takes {one.c:.2f}x as long "
-        "as a target step)",
-        "v": f"verification is not free (a round of {_size(one)} takes {one.round:.2f} target "
-        f"steps beside its draft steps, v = {one.v:.2f})",
-    }
-    causes = reasons(one)
-    why = " and ".join(sentences[cause] for cause in causes)
-    ways = [] if {"length", "later"} & set(causes) or one.tree else _ways_out(one)
-    way = f" It would pay with {' or '.join(ways)}." if ways else ""
-    return f"{_called(one)}, {one.speedup_end_to_end:.2f} times as fast end to end: {why}.{way}"
-
-
-def _ways_out(one: Candidate) -> list[str]:
-    """Values of α and of c at which the predicted speedup would be 1, all else equal."""
-    # A verify pass takes one target step at least; less than that is noise.
-    rounds = {int(gamma): max(steps, 1 + int(gamma) * one.c) for gamma, steps in one.steps.items()}
-    ways = []
-    if not one.guesses:  # α does not say how often tokens of later positions are accepted
-        alphas = np.linspace(0, 1, 1001)
-        speedups = [formulas.expected_tokens(alphas, gamma) / s for gamma, s in rounds.items()]
-        enough = alphas[np.max(speedups, axis=0) > 1]
-        if len(enough) and enough[0] > one.alpha:
-            ways.append(f"α above {enough[0]:.2f}")
-    tokens = {int(gamma): tokens for gamma, tokens in one.expected.items()} or {
-        gamma: formulas.expected_tokens(one.alpha, gamma) for gamma in rounds
-    }
-    most = max((tokens[gamma] - steps) / gamma + one.c for gamma, steps in rounds.items())
-    if 0.005 < most < one.c:  # it is printed with two digits
-        ways.append(f"c below {most:.2f}")
-    return ways
-
-
-def _join(*sentences: str) -> str:
-    return "\n".join(sentences)

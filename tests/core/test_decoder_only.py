@@ -12,7 +12,7 @@ from tokenizers import processors
 
 import specjax
 from experiments.beam.decoding import beam_search
-from experiments.train import batches, train
+from experiments.train import batches, steps
 from experiments.train import tokenizer as tokenizers
 from pairs import IDS, TEXTS
 from specjax import decoding
@@ -274,8 +274,8 @@ def test_loss(target, tokenizer):
     pairs = batches.encode(examples, tokenizer, decoder_only=True)
     (batch,) = batches.in_order(pairs, ((0, 16),), target_tokens=64)
     model = target.model
-    trainer = train.Trainer(model.graphdef)
-    found = train.held_out_loss(trainer, model.params, [batch])
+    trainer = steps.Trainer(model.graphdef)
+    found = steps.held_out_loss(trainer, model.params, [batch])
     nats = []
     for pair in pairs:
         whole = distributions(target, [START, *pair.target])

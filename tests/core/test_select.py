@@ -22,7 +22,9 @@ from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.support import named
 from specjax.support.named import short
-from specjax.tuning.selection import Candidate, Trial, reasons, recommend, smaller_members, why_not
+from specjax.tuning.members import smaller_members
+from specjax.tuning.recommendation import Candidate, reasons, recommend, why_not
+from specjax.tuning.selection import Trial
 
 BUDGET = 24
 

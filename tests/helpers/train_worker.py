@@ -24,10 +24,11 @@ from flax import nnx
 
 import mesh_worker
 from experiments.plan import training
-from experiments.train import meshes, train
+from experiments.train import beginning, meshes
 from experiments.train.batches import Batch
 from experiments.train.meshes import Layout
 from experiments.train.modes import Mode
+from experiments.train.steps import Trainer
 from specjax.models import sharding
 
 SHAPE = dataclasses.replace(mesh_worker.KINDS["t5"], num_decoder_layers=1)
@@ -44,10 +45,10 @@ def batch() -> Batch:
 
 def trainer_of(
     graphdef, layout, *, accumulate=2, dropout=0.1, remat=True, dtype="float32"
-) -> train.Trainer:
+) -> Trainer:
     # Matrices of this size have factored moments too.
     optimizer = optax.adafactor(1e-2, min_dim_size_to_factor=16)
-    return train.Trainer(
+    return Trainer(
         graphdef, optimizer, layout=layout, accumulate=accumulate, mode=Mode(dropout, remat),
         dtype=jnp.dtype(dtype),
     )  # fmt: skip
@@ -56,7 +57,7 @@ def trainer_of(
 def trainer_on(mesh: str, **how):
     """A trainer, and parameters that lie on the mesh."""
     placement = meshes.placement_for(SHAPE, mesh)
-    made = train.make_model(SHAPE, seed=0)
+    made = beginning.make_model(SHAPE, seed=0)
     graphdef, params = meshes.placed(nnx.merge(*made), placement)
     return trainer_of(graphdef, Layout.of(graphdef, params, placement), **how), params
 
@@ -133,11 +134,11 @@ def steps(mesh: str, **how):
     state = trainer.init(params)
     held = [on_first(tree) for tree in (params, state)]
     where = [x.sharding for x in jax.tree.leaves((params, state))]
-    arguments = trainer.step.arguments(params, state, batch())
-    program = trainer.step.compiled.lower(*arguments).compile()
+    arguments = trainer.arguments(params, state, batch())
+    program = trainer.compiled.lower(*arguments).compile()
     losses = []
     for _ in range(STEPS):
-        params, state, loss = program(*trainer.step.arguments(params, state, batch()))
+        params, state, loss = program(*trainer.arguments(params, state, batch()))
         losses.append(float(loss))
     after = [x.sharding for x in jax.tree.leaves((params, state))]
     return {

@@ -18,7 +18,7 @@ from specjax import checkpoints, doctor
 from specjax.checkpoints import gemma, gpt, llama, parameters, t5, t5gemma
 from specjax.checkpoints.config_json import FIELDS
 from specjax.checkpoints.weights import SAFETENSORS
-from specjax.tuning.selection import smaller_members
+from specjax.tuning.members import smaller_members
 from tiny_models import quick, slow
 
 LAYOUTS = {

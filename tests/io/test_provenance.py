@@ -26,7 +26,7 @@ from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section
 from specjax.cli import select
 from specjax.measure import provenance
-from specjax.tuning.selection import Candidate
+from specjax.tuning.recommendation import Candidate
 
 EVERY = {*provenance.NEEDED, *provenance.environment()}
 MODEL = types.SimpleNamespace(

@@ -13,8 +13,9 @@ import pytest
 
 from configs import distil as configs_distil
 from experiments.distil import __main__ as distil
-from experiments.train import batches, divergences, prefixes, train
+from experiments.train import batches, beginning, divergences, evaluation, prefixes, steps, train
 from experiments.train import tokenizer as tokenizers
+from experiments.train.config import TrainConfig
 from specjax import checkpoints, tasks
 from specjax.models.gpt import GPTConfig
 from specjax.support.files import Rows
@@ -62,13 +63,13 @@ def of_family(files, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def config(request, of_family) -> train.TrainConfig:
+def config(request, of_family) -> TrainConfig:
     return of_family(request.param)
 
 
-def make(family, files, directory) -> train.TrainConfig:
+def make(family, files, directory) -> TrainConfig:
     shape, buckets = FAMILIES[family]
-    config = train.TrainConfig(
+    config = TrainConfig(
         task="jsonl", task_file=files, vocab_size=265, family=family, model=shape, steps=13,
         target_tokens=128, buckets=buckets, learning_rate=2e-2, warmup_steps=2, log_every=11,
         eval_every=100, eval_examples=4, sample_examples=8, checkpoint_every=7,
@@ -79,9 +80,9 @@ def make(family, files, directory) -> train.TrainConfig:
     tokenizer = tokenizers.to_transformers(
         tokenizers.train(texts, config.vocab_size, decoder_only=config.decoder_only), 64
     )
-    shape = train._shape(config, tokenizer)
-    model = train.make_model(shape, seed=1)
-    made = train.as_checkpoint(shape, *model, tokenizer, name="teacher", max_source_len=64)
+    shape = beginning.shape_of(config, tokenizer)
+    model = beginning.make_model(shape, seed=1)
+    made = evaluation.as_checkpoint(shape, *model, tokenizer, name="teacher", max_source_len=64)
     checkpoints.save(directory / "model", made)
     name = str(directory / "model")
     return dataclasses.replace(config, tokenizer=name, teacher=name)
@@ -135,8 +136,8 @@ def test_a_run_that_was_cut_off_has_the_same_end(of_family, tmp_path, monkeypatc
 def started(config) -> checkpoints.Checkpoint:
     """The draft before its first step."""
     target = checkpoints.load(config.teacher)
-    start = train.make_model(target.config, config.seed)
-    return train.as_checkpoint(
+    start = beginning.make_model(target.config, config.seed)
+    return evaluation.as_checkpoint(
         target.config, *start, target.tokenizer, name="draft", max_source_len=64
     )
 
@@ -246,9 +247,9 @@ def test_data_alone_asks_no_model(config, tmp_path):
 
 def test_a_run_starts_from_a_model_of_its_shape(config):
     found = checkpoints.load(config.teacher)
-    shape = train._shape(config, found.tokenizer)
-    graphdef, params = train.make_model(shape, 7, found)
-    again = train.as_checkpoint(
+    shape = beginning.shape_of(config, found.tokenizer)
+    graphdef, params = beginning.make_model(shape, 7, found)
+    again = evaluation.as_checkpoint(
         shape, graphdef, params, found.tokenizer, name="again", max_source_len=64
     )
     for a, b in zip(*(jax.tree.leaves(x.model.params) for x in (found, again)), strict=True):
@@ -264,8 +265,8 @@ def test_shares():
 def test_each_divergence_teaches():
     """Drafts of one start come nearer to their teacher, each as its divergence measures it."""
     shape = GPTConfig(vocab_size=11, bos_token_id=1, pad_token_id=0, **GPT)
-    graphdef, start = train.make_model(shape, seed=0)
-    sharp = jax.tree.map(lambda x: 5 * x, train.make_model(shape, seed=1)[1])
+    graphdef, start = beginning.make_model(shape, seed=0)
+    sharp = jax.tree.map(lambda x: 5 * x, beginning.make_model(shape, seed=1)[1])
     teacher = graphdef, sharp
     target = np.random.default_rng(0).integers(2, 11, (4, 8), np.int32)
     lengths = np.zeros(4, np.int32), np.full(4, 8, np.int32)
@@ -279,7 +280,7 @@ def test_each_divergence_teaches():
         def chosen(*distributions):
             return jax.lax.switch(which, everyone, *distributions)
 
-        total, count = train.teacher_loss(graphdef, params, teacher, batch, chosen)
+        total, count = steps.teacher_loss(graphdef, params, teacher, batch, chosen)
         return total / count
 
     @jax.jit

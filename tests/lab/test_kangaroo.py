@@ -11,7 +11,7 @@ import pytest
 
 import specjax
 from experiments.train.kangaroo import KangarooTrainer
-from experiments.train.train import teacher_forced
+from experiments.train.steps import teacher_forced
 from experiments.train.train_drafter import known_tokens, params_of, with_params
 from specjax.drafters import attached
 from specjax.drafters.kangaroo import Kangaroo, kangaroo

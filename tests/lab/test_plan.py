@@ -21,7 +21,7 @@ from experiments.benchmark.cases import SHAPES, step_bytes
 from experiments.plan import parts, training
 from experiments.plan.parts import Call
 from experiments.plan.published import PUBLISHED
-from experiments.train import train
+from experiments.train.config import TrainConfig
 from specjax import checkpoints, decoding
 from specjax.batching import bucket
 from specjax.models.memory import Need
@@ -240,7 +240,7 @@ def test_a_plan_of_training(run, tmp_path):
     # By hand: at least the input of each layer and the logits, for 16 rows of 64 on each device.
     assert row["activations"] > 16 * 64 * (16 * 512 * 2 + 32128 // 2 * 4)
     assert "True" in outcome.stdout
-    config = train.TrainConfig(buckets=((64, 64),), target_tokens=4096, remat=False)
+    config = TrainConfig(buckets=((64, 64),), target_tokens=4096, remat=False)
     shape = T5Config(vocab_size=256, num_layers=4, num_decoder_layers=4)
     layout = training.layout_of(shape, "data=4,model=2")
     # Layers that are computed again keep no more than their inputs.

@@ -14,8 +14,18 @@ from flax import nnx
 from matplotlib.figure import Figure
 
 from configs import train as configured
-from experiments.train import batches, divergences, loop, train, workdirs
+from experiments.train import (
+    batches,
+    beginning,
+    divergences,
+    evaluation,
+    loop,
+    steps,
+    train,
+    workdirs,
+)
 from experiments.train.batches import Pair
+from experiments.train.config import TrainConfig
 from experiments.train.train_drafter import DrafterConfig
 from specjax import checkpoints, tasks
 from specjax.models.t5 import T5Config, UMT5Config
@@ -48,8 +58,8 @@ def files(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module")
-def config(files) -> train.TrainConfig:
-    return train.TrainConfig(
+def config(files) -> TrainConfig:
+    return TrainConfig(
         task="jsonl", task_file=files, vocab_size=270, model=TINY, steps=8, target_tokens=128,
         buckets=((24, 64),), learning_rate=1e-2, warmup_steps=2, log_every=2, eval_every=4,
         sample_examples=4, checkpoint_every=3,
@@ -92,8 +102,8 @@ def test_the_exported_model_is_the_trained_one(whole, config):
     assert json.loads(loaded.metadata["training_data"])["pairs"]["test"] == 17
     test = tasks.load("jsonl", "test", files=config.task_file.split(","))
     cut = batches.in_order(batches.encode(test, loaded.tokenizer), config.buckets, 128)
-    trainer = train.Trainer(loaded.model.graphdef, loop.optimizer(config))
-    loss = train.held_out_loss(trainer, loaded.model.params, cut)
+    trainer = steps.Trainer(loaded.model.graphdef, loop.optimizer(config))
+    loss = steps.held_out_loss(trainer, loaded.model.params, cut)
     assert loss == pytest.approx(final["held_out_loss"], abs=1e-2)  # stored in half precision
 
 
@@ -230,22 +240,22 @@ def test_a_draft_learns_its_teachers_probabilities(whole, config, tmp_path):
 
 def test_losses_against_plain_formulas():
     config = T5Config(vocab_size=11, **TINY)
-    graphdef, params = train.make_model(config, seed=0)
+    graphdef, params = beginning.make_model(config, seed=0)
     pairs = [
         Pair(np.array([3, 4, 1]), np.array([5, 1])),
         Pair(np.array([3, 1]), np.array([6, 0, 1])),  # 0 is a token, as "!" is in GPT-2
     ]
     batch = batches.collate(pairs, (4, 5))
-    total, count = train.data_loss(graphdef, params, batch)
-    logprobs = jax.nn.log_softmax(train.teacher_forced(graphdef, params, batch)).reshape(2, 5, 11)
+    total, count = steps.data_loss(graphdef, params, batch)
+    logprobs = jax.nn.log_softmax(steps.teacher_forced(graphdef, params, batch)).reshape(2, 5, 11)
     expected = -sum(logprobs[r, t, i] for r, p in enumerate(pairs) for t, i in enumerate(p.target))
     assert count == 5
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     padded = T5Config(vocab_size=13, **TINY)  # whose last two ids the draft has not
-    teacher = train.make_model(padded, seed=1)
+    teacher = beginning.make_model(padded, seed=1)
     kl = divergences.parse("forward_kl")
-    found, count = train.teacher_loss(graphdef, params, teacher, batch, kl)
-    theirs = jax.nn.log_softmax(train.teacher_forced(*teacher, batch)[:, :11]).reshape(2, 5, 11)
+    found, count = steps.teacher_loss(graphdef, params, teacher, batch, kl)
+    theirs = jax.nn.log_softmax(steps.teacher_forced(*teacher, batch)[:, :11]).reshape(2, 5, 11)
     real = np.array([2 * [True] + 3 * [False], 3 * [True] + 2 * [False]])[..., None]
     assert count == 5
     expected = (jnp.exp(theirs) * (theirs - logprobs) * real).sum()
@@ -253,10 +263,10 @@ def test_losses_against_plain_formulas():
 
 
 def test_padding_changes_no_loss():
-    graphdef, params = train.make_model(T5Config(vocab_size=11, **TINY), seed=0)
+    graphdef, params = beginning.make_model(T5Config(vocab_size=11, **TINY), seed=0)
     pair = Pair(np.array([3, 4, 1]), np.array([5, 1]))
     losses = [
-        train.data_loss(graphdef, params, batches.collate([pair], shape))[0]
+        steps.data_loss(graphdef, params, batches.collate([pair], shape))[0]
         for shape in ((3, 2), (7, 9))
     ]
     np.testing.assert_allclose(*losses, rtol=1e-5)
@@ -276,7 +286,7 @@ def test_padding_changes_no_loss():
 def test_the_rate_of_each_step(warmup, share, expected):
     """A warmup of 0 steps loses none, and the rate falls to zero, whatever the warmup."""
     of = {"steps": 10, "learning_rate": 2.0, "warmup_steps": warmup, "decay_share": share}
-    for config in (train.TrainConfig(**of), DrafterConfig("eagle", "target", **of)):
+    for config in (TrainConfig(**of), DrafterConfig("eagle", "target", **of)):
         rates = [loop.schedule(config)(step) for step in range(10)]
         np.testing.assert_allclose(rates, 2 * np.array(expected), rtol=1e-6)
 
@@ -284,7 +294,7 @@ def test_the_rate_of_each_step(warmup, share, expected):
 @pytest.mark.parametrize("kind", [T5Config, UMT5Config])
 def test_look_around_prefers_neighbours_and_equal_contents(kind):
     config = kind(vocab_size=11, **{**TINY, "num_heads": 8})
-    model = nnx.merge(*train.make_model(config, seed=0))
+    model = nnx.merge(*beginning.make_model(config, seed=0))
     bias = model.position_biases("encoder")[-1].by_offset(9)
     assert [int(bias[h].argmax()) - 9 for h in range(4)] == [-1, 1, -2, 2]
     assert (bias[6:] == 0).all()
@@ -317,14 +327,14 @@ def test_the_curve_of_a_short_run_shows_its_points(tmp_path, monkeypatch):
 
 def test_shuffling_gives_every_target_another_source():
     pairs = [Pair(np.array([i]), np.array([10 + i])) for i in range(4)]
-    mixed = train.shuffled(pairs)
+    mixed = evaluation.shuffled(pairs)
     assert [p.source[0] for p in mixed] == [1, 2, 3, 0]
     assert [p.target[0] for p in mixed] == [10, 11, 12, 13]
 
 
 def test_scores():
     examples = [Example("a", "Pass"), Example("b", "Pass"), Example("c", "Break")]
-    assert train.score("parse", ["Pass", "(Pass", "Pass"], examples) == {
+    assert evaluation.score("parse", ["Pass", "(Pass", "Pass"], examples) == {
         "exact": 1 / 3, "distinct": 2 / 3, "distinct_targets": 2 / 3, "well_formed": 2 / 3,
     }  # fmt: skip
 
@@ -364,7 +374,7 @@ def test_scores():
 )
 def test_wrong_settings(field, message):
     with pytest.raises(ValueError, match=message):
-        train.TrainConfig(**field)
+        TrainConfig(**field)
 
 
 def test_a_teacher_must_share_the_vocabulary(whole, config, tmp_path):

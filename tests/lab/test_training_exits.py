@@ -10,8 +10,9 @@ import pytest
 from flax import nnx
 
 import specjax
-from experiments.train import exits, loop, train
+from experiments.train import exits, loop, steps
 from experiments.train.batches import Batch
+from experiments.train.config import TrainConfig
 from experiments.train.exits import Exits
 from tiny_models import random_model
 
@@ -34,7 +35,7 @@ def parts(family):
 @functools.partial(jax.jit, static_argnums=0)
 def loss_of(graphdef, params):
     """Sum and count over the batch."""
-    return train.data_loss(graphdef, params, BATCH)
+    return steps.data_loss(graphdef, params, BATCH)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -88,10 +89,10 @@ def test_later_layers_are_left_out_more_often_and_more_so_later():
 def test_a_run_learns_to_exit(standard_promotion):
     """60 steps of the trainer on one batch: the exit's own loss falls far only if it is taught."""
     _, graphdef, params = parts("gpt2")
-    config = train.TrainConfig(steps=60, warmup_steps=1, learning_rate=3e-2)
+    config = TrainConfig(steps=60, warmup_steps=1, learning_rate=3e-2)
     found = {}
     for asked in (Exits(), Exits((1,), dropout=0.1)):
-        trainer = train.Trainer(graphdef, loop.optimizer(config), exits=asked, steps=60)
+        trainer = steps.Trainer(graphdef, loop.optimizer(config), exits=asked, steps=60)
         own = jax.tree.map(jnp.copy, params)
         state = trainer.optimizer.init(own)
         for _ in range(60):
@@ -111,7 +112,7 @@ def test_a_run_learns_to_exit(standard_promotion):
 )
 def test_settings_that_cannot_be(options, words):
     with pytest.raises(ValueError, match=words):
-        train.TrainConfig(**options)
+        TrainConfig(**options)
 
 
 def test_exits_that_the_model_has_not():

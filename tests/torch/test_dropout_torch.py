@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import t5_variants
-from experiments.train import modes, train
+from experiments.train import modes, steps
 from experiments.train.batches import Batch
 from specjax import checkpoints
 
@@ -32,7 +32,7 @@ def test_places_of_dropout(name, tmp_path, monkeypatch):
     # `teacher_forced` puts the start token first, and leaves out the last.
     target = np.append(tokens[:, 1:], tokens[:, :1], axis=1)
     batch = Batch(source, lengths, target, np.full(len(source), target.shape[1], np.int32))
-    found = train.teacher_forced(
+    found = steps.teacher_forced(
         model.graphdef, model.params, batch, lambda m: modes.Mode(0.1)(m, jax.random.key(0))
     )
     np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-4)
