@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Int
 from experiments.train import divergences, train_drafter
 from experiments.train.divergences import Divergence
 from experiments.train.train_drafter import Losses, Trainer, read
+from specjax.drafters.eagle import head_rows
 from specjax.drafters.exits import decoder_of, places
 from specjax.drafters.medusa import Block, Head, Medusa, width_of
 from specjax.models.checkpoint import Checkpoint
@@ -75,7 +76,9 @@ def init(
 
     def head(k: int) -> Head:
         first = width * (k + 2) if hydra else width
-        linear = target.logits(jnp.eye(width, dtype=dtype)).astype(dtype) if own_head else None
+        # Not `logits` of unit vectors: those of a Gemma are capped.
+        rows = head_rows(target.module())[: target.vocab_size] if own_head else None
+        linear = None if rows is None else rows.T.astype(dtype)
         return Head((block(first), *(block(width) for _ in range(layers - 1))), linear)
 
     return Medusa(target, tuple(map(head, range(heads))))

@@ -53,6 +53,8 @@ class GGUFTensor(Tensor):
     """Name of the type of its numbers, as in `gguf.GGMLQuantizationType`."""
     head: int = 0
     """Rows of a head whose halves the file interleaves; 0: rows are in order."""
+    added: float = 0.0
+    """The number that the file adds to each; `pieces` subtracts it."""
 
     @property
     def width(self) -> int:
@@ -78,6 +80,8 @@ class GGUFTensor(Tensor):
                 self.file, self.begin + begin * self.row_bytes, (end - begin) * self.row_bytes
             )
             found = _decode(self.kind, data, end - begin)
+            if self.added:
+                found = found - self.added
             if self.head:
                 halves = (-1, self.head // 2, 2, *self.shape[1:])
                 found = found.reshape(halves).swapaxes(1, 2)

@@ -1,9 +1,9 @@
 """Turns a GGUF file into what Hugging Face's directories hold: config, names of tensors, tokenizer.
 
-Read are the architectures llama (Mistral too), qwen2, qwen3, gpt2 and t5 (mT5 and umT5 too), as
-llama.cpp's converter writes them. It interleaves the halves of each head in a Llama's queries and
-keys, transposes a GPT-2's projections, and stores Llama 3's scaling of positions as factors of all
-frequencies.
+Read are the architectures llama (Mistral too), qwen2, qwen3, gemma2, gemma3, gpt2 and t5 (mT5 and
+umT5 too), as llama.cpp's converter writes them. It interleaves the halves of each head in a Llama's
+queries and keys, adds 1 to a Gemma's norms, transposes a GPT-2's projections, and stores Llama 3's
+scaling of positions as factors of all frequencies.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.checkpoints import gguf_files, gpt, spiece
+from specjax.checkpoints import gemma, gguf_files, gpt, spiece
 from specjax.checkpoints.config_json import NO_ID, check_fields, check_sizes
 from specjax.checkpoints.gguf_files import GGUF, GGUFTensor
 from specjax.checkpoints.tensors import AGAIN, Tensor, Turned, read_into
@@ -58,6 +58,22 @@ LLAMA = Layout(
         "attn_output": "self_attn.o_proj",
         "ffn_norm": "post_attention_layernorm",
         **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+    },
+)
+GEMMA = Layout(
+    {
+        **LLAMA.fields,
+        "sliding_window": "attention.sliding_window?",
+        "attn_logit_softcapping": "attn_logit_softcapping?",
+        "final_logit_softcapping": "final_logit_softcapping?",
+        "rope_local_base_freq": "rope.freq_base_swa?",
+    },
+    LLAMA.layers,
+    {
+        **LLAMA.names,
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
     },
 )
 GPT2 = Layout(
@@ -114,7 +130,12 @@ T5 = Layout(
         "ffn_down": "layer.{last}.DenseReluDense.wo",
     },
 )
-LAYOUTS = {"llama": LLAMA, "qwen2": LLAMA, "qwen3": LLAMA, "gpt2": GPT2, "t5": T5}
+LAYOUTS = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3"), LLAMA),
+    **dict.fromkeys(("gemma2", "gemma3"), GEMMA),
+    "gpt2": GPT2,
+    "t5": T5,
+}
 NAME = re.compile(r"(?:(enc|dec)\.)?(?:blk\.(\d+)\.)?(\w+)(\.(?:weight|bias))")
 EMBEDDING, HEAD, ROPE_FREQS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 GATED = "gated-gelu"
@@ -127,11 +148,23 @@ SCALING = {  # in `rope_scaling` and in the metadata
     "beta_slow": "yarn_beta_slow",
 }
 THETA = 10_000.0  # where the metadata has none
+PERIODS = {"gemma2": 2, "gemma3": 6}  # of layers that see all tokens
+LARGE = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, which scales queries by its width
 LLAMA3 = Rope("llama3", original_length=8192, slow=1.0, fast=4.0)  # of all sizes of Llama 3
+OTHER = (  # fields that are no sizes
+    "rope_theta",
+    "rope_local_base_freq",
+    "rms_norm_eps",
+    "layer_norm_epsilon",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "sliding_window",
+)
 TOKENIZER = "tokenizer.ggml."
 TOKENS = f"{TOKENIZER}tokens"
 ENDS = ("eos", "eot", "eom")  # of a text, of a turn, of a message that calls a tool
 PADDING = re.compile(r"\[PAD\d+\]")  # llama.cpp's name of a row that has no token
+MASK = "<mask>"
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -167,7 +200,7 @@ def _config(found: GGUF) -> dict[str, Any]:
             raw[name] = _plain(fields[key])
         elif not given.endswith("?"):
             raise ValueError(f"its metadata has no {key!r}. {AGAIN}")
-    check_sizes(raw, other=("rope_theta", "rms_norm_eps", "layer_norm_epsilon"))
+    check_sizes(raw, other=OTHER)
     rows = there[EMBEDDING].shape[0] if EMBEDDING in there else 0
     tokens = fields.get(TOKENS, ())
     if not isinstance(tokens, list | tuple) or len(tokens) not in ((rows,) if tokens else (0,)):
@@ -233,7 +266,31 @@ def _llama(kind: str, raw: Mapping[str, Any], found: GGUF) -> dict[str, Any]:
     if ROPE_FREQS in found.tensors:
         theta = raw.get("rope_theta", THETA)
         given["rope_scaling"] = _llama3(found.tensors[ROPE_FREQS], theta, size)
-    return given
+    return given | (_gemma(kind, raw, found, size) if kind in PERIODS else {})
+
+
+def _gemma(kind: str, raw: Mapping[str, Any], found: GGUF, size: int) -> dict[str, Any]:
+    """The fields of a Gemma; what its file has not is what llama.cpp takes."""
+    layers, heads = raw["num_hidden_layers"], raw["num_attention_heads"]
+    key = f"{kind}.attention.sliding_window_pattern"
+    pattern = found.fields.get(key, PERIODS[kind])
+    if isinstance(pattern, np.ndarray | list):
+        local = list(map(bool, pattern))
+    elif type(pattern) is int:
+        local = [pattern == 0 or (i + 1) % pattern > 0 for i in range(layers)]
+    else:
+        raise ValueError(
+            f"{key}={pattern!r} should be an integer, or a truth value for each layer."
+        )
+    window = raw.get("sliding_window", gemma.WINDOW if kind == "gemma2" else None) or None
+    return {
+        "model_type": "gemma2" if kind == "gemma2" else "gemma3_text",
+        "pad_token_id": gemma.PAD if raw["pad_token_id"] is None else raw["pad_token_id"],
+        "rope_theta": raw.get("rope_theta", THETA),
+        "sliding_window": window,
+        "layer_types": [gemma.WINDOWED if window and one else gemma.FULL for one in local],
+        "query_pre_attn_scalar": raw["hidden_size"] // heads if layers == LARGE[kind] else size,
+    }
 
 
 def _llama3(stored: Tensor, theta: float, size: int) -> dict[str, Any] | None:
@@ -284,6 +341,8 @@ def _named(found: GGUF, raw: Mapping[str, Any]) -> dict[str, Tensor]:
             if size % 2 or tensor.shape[0] != size * raw[INTERLEAVED[part]]:
                 raise ValueError(f"{name!r} has the impossible shape {tensor.shape}. {AGAIN}")
             tensor = dataclasses.replace(tensor, head=size)
+        if layout is GEMMA and part.endswith("norm") and isinstance(tensor, GGUFTensor):
+            tensor = dataclasses.replace(tensor, added=1.0)
         own = layout.names[part].format(last=2 if stack == "dec" else 1, up=up)
         place = f"{stack}oder." if stack else ""
         place += f"{layout.layers}{layer}." if layer else ""
@@ -319,6 +378,8 @@ def tokenizer(path: Path) -> Any:
         i = fields.get(f"{TOKENIZER}{stored}_token_id", NO_ID)
         options[f"{role}_token"] = None if i == NO_ID else tokens[i]
         ids.append(i)
+    if fields["general.architecture"] in PERIODS and MASK in tokens:
+        options["mask_token"] = MASK  # the file has no key for a Gemma's
     end = len(tokens)
     while end and PADDING.fullmatch(tokens[end - 1]):
         end -= 1

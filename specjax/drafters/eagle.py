@@ -574,7 +574,7 @@ def fresh(
         # Copies, because training donates its initial parameters.
         scale = jnp.array(module.final_norm.scale[...], jnp.float32)
         network.norm.scale.set_value(scale + getattr(module.final_norm, "offset", 0.0))
-        network.head.weight.set_value(jnp.array(_head_rows(module)[ids], jnp.float32))
+        network.head.weight.set_value(jnp.array(head_rows(module)[ids], jnp.float32))
     first = devices.input_first(devices.device_of(target.model).platform)
     return _of(target, arrange(network, input_first=first), ids if version == 3 else None)
 
@@ -591,8 +591,8 @@ def width_of(module: Decoder) -> int:
     return shape[0] if turned else shape[1]
 
 
-def _head_rows(module: Decoder) -> Array:
-    """The rows of the target's head, (V, E), with the factor of its `logits`."""
+def head_rows(module: Decoder) -> Array:
+    """The rows of a model's head, (V, E), with the factor of its `logits`; a cap is left out."""
     weight, scale = module.turned_weight()[...], module.turned_scale()
     rows = weight.T if module.input_first else weight
     if scale is not None:

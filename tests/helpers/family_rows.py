@@ -58,8 +58,8 @@ ROWS = {
     "Mistral": Row(llama_variants, "mistral"),
     "Qwen 2": Row(llama_variants, "qwen2"),
     "Qwen 3": Row(llama_variants, "qwen3"),
-    "Gemma 2": Row(gemma_variants, "gemma2", lacks=("GGUF",)),
-    "Gemma 3": Row(gemma_variants, "gemma3_untied", lacks=("GGUF",)),
+    "Gemma 2": Row(gemma_variants, "gemma2"),
+    "Gemma 3": Row(gemma_variants, "gemma3_untied"),
     "T5Gemma": Row(t5gemma_variants, "t5gemma", lacks=("GGUF",)),
     "T5Gemma 2": Row(t5gemma_variants, "t5gemma2", lacks=("GGUF",)),
 }

@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+import gemma_variants
 import gpt_variants
 import llama_variants
 import t5_variants
@@ -27,6 +28,16 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "rope_theta": 100.0}
 LLAMA3_SIZES = {**WIDE, "rope_scaling": LLAMA3, "head_dim": 16, "rope_theta": 5e5}
+# As transformers has them where it reads no more of the file: queries by their head's size, one
+# window of two or of six, and, of a Gemma 2, the published caps.
+GEMMA2 = {"hidden_size": 64, "head_dim": 6, "query_pre_attn_scalar": 6, "num_hidden_layers": 3}
+GEMMA3 = {
+    "hidden_size": 64,
+    "num_hidden_layers": 7,
+    "query_pre_attn_scalar": 8,
+    "sliding_window_pattern": 6,
+    "rope_local_base_freq": 10_000.0,
+}
 DISTANCE = {"relative_attention_max_distance": 128}  # of all T5s; the format has no field for it
 
 
@@ -51,6 +62,12 @@ MODELS = {
         llama_variants,
         changed(llama_variants.VARIANTS["qwen3"], **WIDE, rope_parameters=None, rope_scaling=YARN),
     ),
+    "gemma2": (
+        gemma_variants,
+        changed(gemma_variants.VARIANTS["gemma2"], **GEMMA2),
+    ),
+    "gemma3": (gemma_variants, changed(gemma_variants.VARIANTS["gemma3"], **GEMMA3)),
+    "gemma3, untied": (gemma_variants, gemma_variants.VARIANTS["gemma3_untied"]),
     "gpt2": (gpt_variants, changed(gpt_variants.VARIANTS["tied"], n_embd=32)),
     "gpt2, untied": (gpt_variants, gpt_variants.VARIANTS["untied"]),
     "t5 v1.0": (t5_variants, changed(t5_variants.VARIANTS["v1_0"], **DISTANCE)),
@@ -80,7 +97,7 @@ def write(
       vocabulary: metadata of the tokenizer, by the names after "tokenizer.ggml.".
     """
     raw = variant.raw
-    named = {"mistral": "llama", "mt5": "t5", "umt5": "t5"}
+    named = {"mistral": "llama", "mt5": "t5", "umt5": "t5", "gemma3_text": "gemma3"}
     architecture = named.get(raw["model_type"], raw["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
     write_metadata(writer, architecture, raw)
@@ -135,13 +152,16 @@ def write_metadata(writer: gguf.GGUFWriter, architecture: str, raw: Mapping[str,
         writer.add_head_count(heads)
         writer.add_head_count_kv(raw["num_key_value_heads"] or heads)
         writer.add_layer_norm_rms_eps(raw.get("rms_norm_eps", 1e-6))
-        writer.add_rope_freq_base(raw.get("rope_theta", 10_000.0))
+        whole = (raw.get("rope_parameters") or {}).get(gemma_variants.WHOLE, raw)
+        writer.add_rope_freq_base(whole.get("rope_theta", 10_000.0))
         writer.add_rope_dimension_count(size)
         if raw.get("head_dim"):
             writer.add_key_length(size)
             writer.add_value_length(size)
         if raw.get("sliding_window"):
             writer.add_sliding_window(raw["sliding_window"])
+        if architecture.startswith("gemma"):
+            write_gemma(writer, raw)
         scaling = raw.get("rope_scaling") or {}
         kind = scaling.get("rope_type") or scaling.get("type")
         if kind in ("linear", "yarn"):
@@ -158,6 +178,20 @@ def write_metadata(writer: gguf.GGUFWriter, architecture: str, raw: Mapping[str,
             add_id(raw[name])
 
 
+def write_gemma(writer: gguf.GGUFWriter, raw: Mapping[str, Any]) -> None:
+    """The caps, and what differs from llama.cpp's defaults."""
+    if raw.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
+    if raw.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(raw["final_logit_softcapping"])
+    if "layer_types" in raw:
+        local = [kind == gemma_variants.LOCAL for kind in raw["layer_types"]]
+        writer.add_sliding_window_pattern(local)
+    if "rope_parameters" in raw:
+        base = raw["rope_parameters"][gemma_variants.LOCAL]["rope_theta"]
+        writer.add_rope_freq_base_swa(base)
+
+
 def as_in_gguf(
     architecture: str, raw: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
@@ -168,6 +202,8 @@ def as_in_gguf(
     for name, array in arrays.items():
         if architecture == "gpt2" and ".c_" in name and name.endswith(".weight"):
             array = array.T
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            array = array + 1
         if architecture == "llama" and ".q_proj." in name:
             array = permute(array, raw["num_attention_heads"])
         if architecture == "llama" and ".k_proj." in name:
@@ -251,6 +287,28 @@ def sentencepiece() -> dict[str, Any]:
     }
 
 
+def gemma() -> dict[str, Any]:
+    """A vocabulary as Gemma has it: other special tokens before bytes and scores."""
+    found, special = sentencepiece(), ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    types = [TYPES["unknown"] if token == "<unk>" else TYPES["control"] for token in special]
+    return {
+        **found,
+        "tokens": special + found["tokens"][3:],
+        "scores": [0.0] * len(special) + found["scores"][3:],
+        "token_type": types + found["token_type"][3:],
+        "add_space_prefix": False,
+        **{
+            f"{role}_token_id": special.index(f"<{token}>")
+            for token, role in {
+                "eos": "eos",
+                "bos": "bos",
+                "pad": "padding",
+                "unk": "unknown",
+            }.items()
+        },
+    }
+
+
 def unigram() -> dict[str, Any]:
     """A vocabulary as T5 has it, with 100 rows for `<extra_id_…>`."""
     pieces = ["▁", "▁the", "▁a", "in", *"abcdefghijklmnopqrstuvwxyz0123456789.", "re", "th"]
@@ -274,6 +332,7 @@ VOCABULARIES = {
     "bpe": ("qwen2", bpe),
     "bpe of gpt2": ("gpt2", lambda: {**bpe(), "pre": "gpt-2"}),
     "sentencepiece": ("llama", sentencepiece),
+    "sentencepiece of gemma2": ("gemma2", gemma),
     "unigram": ("t5 v1.1", unigram),
 }
 TEXTS = [

@@ -165,8 +165,9 @@ def tensors(variant: Variant) -> dict[str, np.ndarray]:
 def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...], gemma: bool) -> np.ndarray:
     """Draw a tensor that is strong enough to show."""
     noise = rng.random(shape, np.float32) * 2 - 1
-    if len(shape) == 1:  # of norms, which a Gemma stores less 1, and biases
-        return noise / 2 + (name.endswith("norm.weight") and not gemma)
+    if len(shape) == 1:  # of norms, which a Gemma stores less 1, exactly; and biases
+        norm = name.endswith("norm.weight")
+        return noise / 2 + norm - (norm and gemma)
     strong = 2 / (shape[1] if gemma else 1) ** 0.5  # a Gemma multiplies its embeddings by √E
     return noise * np.float32(strong if "embed_tokens" in name else 2 * shape[1] ** -0.5)
 

@@ -80,7 +80,7 @@ def traced(mesh, **how) -> jax.stages.Traced:
 
     params = jax.tree.map(like, layout.params, layout.shardings)
     state = jax.tree.map(like, state, layout.of_matrices(state))
-    return trainer.step.compiled.trace(params, state, jax.tree.map(part, batch()), None)
+    return trainer.compiled.trace(params, state, jax.tree.map(part, batch()), None)
 
 
 def on_first(tree) -> int:

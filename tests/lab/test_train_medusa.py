@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from experiments.train import medusa, train_drafter
 from experiments.train.medusa import Known, MedusaTrainer, along, init, loss
+from specjax.models.language_model import LanguageModel
+from specjax.models.llama import Gemma2Config, Llama
 from table_models import inputs_of
 from test_medusa import HEADS, OPTIONS, drafter, expected_logits, hidden_states, target
 from tiny_models import quick
@@ -81,6 +84,20 @@ def test_heads_begin_as_the_targets():
         text = known(kind)
         for k, logits in enumerate(along(init(target(kind), 2, **options), *text[::2])):
             np.testing.assert_allclose(logits, text.logits[:, : T - 2 - k], rtol=1e-4, atol=1e-4)
+
+
+def test_own_heads_of_a_capped_target_begin_without_the_cap():
+    sizes = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = Gemma2Config(
+        **sizes, num_attention_heads=2, tie_word_embeddings=True, final_logit_softcapping=0.5
+    )
+    capped = LanguageModel.of(Llama(config, rngs=nnx.Rngs(0)))
+    hidden = 20 * jax.random.normal(jax.random.key(0), (5, 8))
+    (head,) = init(capped, 1, own_head=True).heads
+    expected = capped.logits(hidden)
+    assert np.abs(expected).max() > 0.3  # the cap shows
+    found = 0.5 * jnp.tanh(head.logits(hidden, capped) / 0.5)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_the_loss_by_hand():

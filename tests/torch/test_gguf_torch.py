@@ -23,17 +23,23 @@ pytestmark = [
 ]
 # transformers reads neither Llama 3's factors of frequencies, yarn, windows nor biases, no T5
 # without gates, and no GPT-2 whose head is its own.
+CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # its defaults
 READ = {
     "llama": {"rope_scaling": None},
     "qwen2": {},
     "qwen3": {"rope_scaling": None},
+    "gemma2": CAPS,
+    "gemma3": {"rope_scaling": None, "final_logit_softcapping": None},
     "gpt2": {},
     "t5 v1.1": {},
 }
 
 
 # Fields that transformers leaves at their defaults.
-ELSEWHERE = ("vocab_size", "n_positions", "head_dim", "feed_forward_proj")
+ELSEWHERE = (
+    *("vocab_size", "n_positions", "head_dim", "feed_forward_proj"),
+    *("query_pre_attn_scalar", "rope_local_base_freq"),
+)
 
 
 def read_by_transformers(path, encoder_decoder, **sizes):
