@@ -27,6 +27,14 @@ FAMILIES = (
     _members("Qwen/Qwen3-{}B", "0.6 1.7 4 8 14 32"),
     _members("meta-llama/Llama-3.{}B", "2-1 2-3 1-8 1-70 1-405"),
     _members("meta-llama/Llama-3.{}B-Instruct", "2-1 2-3 1-8 1-70 1-405"),
+    *(_members(f"google/gemma-2-{{}}b{kind}", "2 9 27") for kind in ("", "-it")),
+    ["google/gemma-3-270m", *_members("google/gemma-3-{}b-pt", "1 4 12 27")],
+    _members("google/gemma-3-{}-it", "270m 1b 4b 12b 27b"),
+    *(
+        _members(f"google/t5gemma-{{}}-{kind}", "s-s b-b l-l ml-ml xl-xl 2b-2b 9b-2b 9b-9b")
+        for kind in ("ul2", "ul2-it", "prefixlm", "prefixlm-it")
+    ),
+    _members("google/t5gemma-2-{}", "270m-270m 1b-1b 4b-4b"),
 )
 
 

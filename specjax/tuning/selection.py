@@ -1,8 +1,8 @@
 """Measure drafts side by side on one's own inputs, and choose a draft and its γ, or none.
 
-    chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
-    print(chosen.words)
-    specjax.generate(target, chosen.draft, texts, settings=chosen.settings)
+chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
+print(chosen.words)
+specjax.generate(target, chosen.draft, texts, settings=chosen.settings)
 """
 
 import dataclasses

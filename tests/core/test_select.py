@@ -315,6 +315,8 @@ def test_smaller_members(pair, tmp_path):
     assert smaller_members("google-t5/t5-large") == ["google-t5/t5-small", "google-t5/t5-base"]
     assert smaller_members("gpt2") == ["distilbert/distilgpt2"]
     assert smaller_members("Qwen/Qwen2.5-1.5B-Instruct") == ["Qwen/Qwen2.5-0.5B-Instruct"]
+    assert smaller_members("gemma-3-4b-pt") == ["google/gemma-3-270m", "google/gemma-3-1b-pt"]
+    assert smaller_members("t5gemma-b-b-ul2") == ["google/t5gemma-s-s-ul2"]
     # Beside a directory: of the same kind, with fewer parameters; whatever else lies there.
     assert smaller_members(pair.target.name) == [pair.draft.name, pair.twin.name]
     for unknown in ("t5-small", "somebody/model", pair.draft.name):
