@@ -15,7 +15,7 @@ import pytest
 
 import mesh_worker
 from specjax import checkpoints, drafters
-from specjax.cli import decode, defaults
+from specjax.cli import defaults, pairs
 from specjax.models import sharding
 
 pytestmark = pytest.mark.sweep
@@ -300,13 +300,13 @@ def test_commands_take_a_mesh(models):
     config = defaults.decode()
     config.target, config.draft = (str(models / "gpt2" / role) for role in ("target", "draft"))
     config.mesh = "model=1"
-    decode.check(config)
-    target, draft = decode.load_pair(config)
+    pairs.check(config)
+    target, draft = pairs.load_pair(config)
     assert not target.model.placement.replicate
     assert draft.model.placement.replicate
     config.mesh = "models=1"
     with pytest.raises(ValueError, match="'models' is no axis that is known"):
-        decode.check(config)
+        pairs.check(config)
 
 
 def test_the_order_of_a_fused_projection():
