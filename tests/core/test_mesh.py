@@ -5,15 +5,13 @@ A process of its own, `mesh_worker`, has eight virtual devices.
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 
 import mesh_worker
+import workers
 from specjax import checkpoints, drafters
 from specjax.cli import defaults, pairs
 from specjax.models import sharding
@@ -88,15 +86,8 @@ def by_turns(one):
 def ask(directory, cases):
     """What the worker says of each case, by the case."""
     cases = list({json.dumps(one): one for one in cases}.values())
-    run = subprocess.run(
-        [sys.executable, mesh_worker.__file__, str(directory)],
-        input=json.dumps(cases), capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = run.stdout.splitlines()
-    assert len(lines) == len(cases)
-    return {json.dumps(one): json.loads(line) for one, line in zip(cases, lines, strict=True)}
+    lines = workers.ask(mesh_worker, cases, str(directory))
+    return {json.dumps(one): line for one, line in zip(cases, lines, strict=True)}
 
 
 READING = [

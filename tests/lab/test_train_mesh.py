@@ -25,6 +25,7 @@ from jax.sharding import AbstractMesh
 
 import command_line
 import train_worker
+import workers
 from configs import paper as paper_config
 from configs import paper_train
 from experiments.plan import training
@@ -52,13 +53,7 @@ MESHES = ("data=2", "data=2,model=2", "data=2,model=4")
 def found():
     """What the worker says of some steps, by the mesh."""
     cases = [{"mesh": mesh, "remat": bool(mesh)} for mesh in ("", *MESHES)]
-    run = subprocess.run(
-        [sys.executable, train_worker.__file__], input=json.dumps(cases), text=True,
-        capture_output=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = map(json.loads, run.stdout.splitlines())
+    lines = workers.ask(train_worker, cases)
     return {case["mesh"]: line for case, line in zip(cases, lines, strict=True)}
 
 
