@@ -13,7 +13,6 @@ report.md and batch.png to the workdir. A run that was cut off goes on where it 
 import dataclasses
 import os
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,11 +21,11 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 from ml_collections import config_flags
-from rich.console import Console
 
 from experiments.adaptive import race
 from experiments.adaptive.board import within
-from experiments.reproduce import pages, speedups, study
+from experiments.publish import publish
+from experiments.reproduce import speedups, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax.loop import Method
@@ -52,10 +51,7 @@ def main(_) -> None:
     rows = fill(on)
     sections = [section(of) for of in by_temperature(rows)]
     sections.append(picture(workdir, rows))
-    pages.write(workdir, f"{config.task}: which batch", sections, rows)
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
-    pages.show(console, sections, rows)
-    console.print(f"Report and figure: {workdir / 'report.md'}", soft_wrap=True)
+    publish(workdir, f"{config.task}: which batch", sections, rows)
 
 
 def fill(on: Study) -> list[Row]:

@@ -14,7 +14,6 @@ report.md, budgets.png and example.png to the workdir. A run that was cut off go
 import functools
 import math
 import pathlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,11 +23,11 @@ import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
 from ml_collections import config_flags
-from rich.console import Console
 
 from experiments import plots
 from experiments.budgets import example
-from experiments.reproduce import pages, study
+from experiments.publish import publish
+from experiments.reproduce import study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax import budgets, decoding, policies
@@ -94,10 +93,7 @@ def main(_) -> None:
     title = "Tokens per time, of the better of plain decoding and the best static γ"
     sections.append(Section(title, images=("budgets.png",)))
     sections.append(rounds(on, workdir, rows))
-    pages.write(workdir, f"{config.task}: verify budgets", sections, rows)
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
-    pages.show(console, sections, rows)
-    console.print(f"Report and figure: {workdir / 'report.md'}", soft_wrap=True)
+    publish(workdir, f"{config.task}: verify budgets", sections, rows)
 
 
 # --- what is measured ----------------------------------------------------------------------------

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from ml_collections import config_flags
-from rich.console import Console
 
 from experiments.budgets import schemes
+from experiments.publish import publish
 from experiments.reproduce import pages
 from experiments.reproduce.study import Study, check_counts, identity, open_results, relative
 from specjax import decoding
@@ -61,10 +61,7 @@ def main(_) -> None:
         found = files.read_rows(results.path)
         rows += found
         sections.append(section(family, found))
-    pages.write(workdir, "How wrong biased budgets are", sections, rows)
-    console = Console(width=160, markup=False)
-    pages.show(console, sections, rows)
-    console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+    publish(workdir, "How wrong biased budgets are", sections, rows)
 
 
 class Context(NamedTuple):

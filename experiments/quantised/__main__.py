@@ -16,7 +16,6 @@ begins anew.
 """
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from ml_collections import config_flags
-from rich.console import Console
 
-from experiments.reproduce import pages, scores
+from experiments.publish import publish
+from experiments.reproduce import scores
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, check_counts, identity, open_results, relative
 from experiments.train import batches
@@ -69,10 +68,7 @@ def main(_) -> None:
     on = Study(config, open_results(workdir, config))
     fill(on)
     rows = on.results.done
-    pages.write(workdir, f"{config.task}: weights and caches in 8 bits", [section(rows)], rows)
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
-    pages.show(console, [section(rows)], rows)
-    console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+    publish(workdir, f"{config.task}: weights and caches in 8 bits", [section(rows)], rows)
 
 
 def fill(on: Study) -> None:

@@ -10,7 +10,6 @@ where it was.
 
 import functools
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,9 +18,8 @@ import jax
 import numpy as np
 from absl import flags
 from ml_collections import config_flags
-from rich.console import Console
 
-from experiments.reproduce import pages
+from experiments.publish import publish
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax import decoding
@@ -44,10 +42,7 @@ def main(_) -> None:
     fill(on)
     rows = on.results.done
     sections = [throughput(rows, cell) for cell in cells(config)]
-    pages.write(workdir, f"{config.task}: rows admitted while others run", sections, rows)
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
-    pages.show(console, sections, rows)
-    console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+    publish(workdir, f"{config.task}: rows admitted while others run", sections, rows)
 
 
 def check(config) -> None:

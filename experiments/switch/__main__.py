@@ -11,7 +11,6 @@ workdir. A run that was cut off goes on where it was.
 """
 
 import dataclasses
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from ml_collections import config_flags
-from rich.console import Console
 
 from experiments.adaptive import race
-from experiments.reproduce import pages, speedups
+from experiments.publish import publish
+from experiments.reproduce import speedups
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax import decoding
@@ -55,10 +54,7 @@ def main(_) -> None:
     fill(on)
     rows = on.results.done
     sections = [section(rows, temperature) for temperature in config.temperatures]
-    pages.write(workdir, f"{config.task}: which drafter", sections, rows)
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
-    pages.show(console, sections, rows)
-    console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+    publish(workdir, f"{config.task}: which drafter", sections, rows)
 
 
 def fill(on: Study) -> None:

@@ -1,4 +1,6 @@
-"""Training the head that predicts which drafted tokens will be accepted (`policies/head.py`).
+"""Training the head that predicts which drafted tokens will be accepted.
+
+`policies/acceptance_head.py` uses it.
 
 Target and draft are frozen. The head learns from rounds of the speculative loop on the training
 split: what is emitted there are the target's outputs, and each round is a rollout of the drafter

@@ -13,7 +13,6 @@ run that was cut off goes on where it was.
 Input: as of `specjax decode`; a config with a task needs none.
 """
 
-import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,8 +21,8 @@ import jax
 import numpy as np
 from absl import flags
 from ml_collections import config_flags
-from rich.console import Console
 
+from experiments.publish import publish
 from experiments.reproduce import pages, speedups, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
@@ -54,10 +53,7 @@ def main(_) -> None:
     fill(on)
     rows = on.results.done
     sections = [section(rows, cell) for cell in study.keys(config, config.drafts)]
-    pages.write(workdir, f"{config.task}: trees", sections, rows)
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
-    pages.show(console, sections, rows)
-    console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+    publish(workdir, f"{config.task}: trees", sections, rows)
 
 
 def own_texts(path: str, target: str, most: int) -> tuple[str, ...]:

@@ -12,13 +12,10 @@ in a simulation with its numbers. Writes results.jsonl, report.md and pictures t
 that was cut off goes on where it was; traces may be added later.
 """
 
-import sys
-
 from absl import flags
 from ml_collections import config_flags
-from rich.console import Console
 
-from experiments.reproduce import pages
+from experiments.publish import publish
 from experiments.reproduce.study import check_counts, open_results
 from experiments.when import pictures, points, sweep
 from specjax.support import command_line, runs
@@ -39,10 +36,7 @@ def main(_) -> None:
     points.fill(results, config, facts, [*filter(None, flags.FLAGS.traces)])
     rows = results.done
     sections = [*pictures.sections(workdir, rows, config), *points.sections(rows)]
-    pages.write(workdir, "When adaptivity pays", sections, rows)
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
-    pages.show(console, sections, rows)
-    console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+    publish(workdir, "When adaptivity pays", sections, rows)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from specjax import doctor
 from specjax.cli import defaults
-from specjax.cli.decode import check
 from specjax.cli.inputs import HELP, read_texts
+from specjax.cli.pairs import check
 from specjax.support import command_line
 
 MAX_INPUTS = 8  # of a file, the first ones

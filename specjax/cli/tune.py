@@ -23,27 +23,26 @@ from absl import flags
 from ml_collections import config_flags
 
 from specjax.checkpoints import Checkpoint
-from specjax.cli import defaults, inputs
-from specjax.cli.decode import check, check_plan, load_pair
+from specjax.cli import defaults, inputs, outputs, pairs
 from specjax.drafters.base import Drafter
 from specjax.settings import Settings
-from specjax.support import command_line, files
+from specjax.support import command_line
 from specjax.tuning.tune import tune
 
 
 def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     config.method = "speculative"
-    check(config)
+    pairs.check(config)
     if args.settings:
-        check_place(pathlib.Path(args.settings), args.input)
+        outputs.check_place(pathlib.Path(args.settings), "settings", args.input)
     texts = inputs.read_texts(args.input, config.target)
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     if config.mesh:
-        check_plan(config, texts)
+        pairs.check_plan(config, texts)
     command_line.say_loading(config.target, config.draft)
-    target, draft = load_pair(config)
+    target, draft = pairs.load_pair(config)
     command_line.say("compiling loops with drafts of a few lengths, which are then timed")
     found = measure(config, target, draft, texts)
     print(found)
@@ -71,13 +70,6 @@ def measure(
         max_source_len=config.max_source_len or None,
         check_tokens=config.check_tokens,
     )
-
-
-def check_place(file: pathlib.Path, source: str) -> None:
-    """Raise ValueError if the settings cannot be written, or would replace the input."""
-    files.check_regular(file, f"--settings={file}")
-    command_line.make_workdir(str(file.parent), flag="settings")
-    command_line.check_apart(file, source, flag="settings")
 
 
 def run() -> None:

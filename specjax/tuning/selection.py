@@ -1,4 +1,4 @@
-"""Measure drafts side by side on one's own inputs, and choose a draft and its γ, or none.
+"""Measure drafts side by side on one's own inputs, and choose one, or none.
 
 chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
 print(chosen.words)

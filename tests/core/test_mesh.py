@@ -5,17 +5,15 @@ A process of its own, `mesh_worker`, has eight virtual devices.
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 
 import mesh_worker
+import workers
 from specjax import checkpoints, drafters
-from specjax.cli import decode, defaults
+from specjax.cli import defaults, pairs
 from specjax.models import sharding
 
 pytestmark = pytest.mark.sweep
@@ -88,15 +86,8 @@ def by_turns(one):
 def ask(directory, cases):
     """What the worker says of each case, by the case."""
     cases = list({json.dumps(one): one for one in cases}.values())
-    run = subprocess.run(
-        [sys.executable, mesh_worker.__file__, str(directory)],
-        input=json.dumps(cases), capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = run.stdout.splitlines()
-    assert len(lines) == len(cases)
-    return {json.dumps(one): json.loads(line) for one, line in zip(cases, lines, strict=True)}
+    lines = workers.ask(mesh_worker, cases, str(directory))
+    return {json.dumps(one): line for one, line in zip(cases, lines, strict=True)}
 
 
 READING = [
@@ -300,13 +291,13 @@ def test_commands_take_a_mesh(models):
     config = defaults.decode()
     config.target, config.draft = (str(models / "gpt2" / role) for role in ("target", "draft"))
     config.mesh = "model=1"
-    decode.check(config)
-    target, draft = decode.load_pair(config)
+    pairs.check(config)
+    target, draft = pairs.load_pair(config)
     assert not target.model.placement.replicate
     assert draft.model.placement.replicate
     config.mesh = "models=1"
     with pytest.raises(ValueError, match="'models' is no axis that is known"):
-        decode.check(config)
+        pairs.check(config)
 
 
 def test_the_order_of_a_fused_projection():

@@ -1,21 +1,16 @@
-"""Draft-length policies: what each learns from a round, worked by hand, and what all must keep."""
+"""Draft-length policies: what each learns from a round, and what all keep in the loop."""
 
 import dataclasses
-import functools
-import inspect
-import math
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import test_cost
 import test_exactness
 import test_loops
 from reference import sequence_distribution, total_variation
-from specjax import decoding, generate, loop, policies, rules, speculative
+from specjax import loop, policies, speculative
 from specjax import sampling as smp
 from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
@@ -24,7 +19,6 @@ from specjax.policies.acceptance_head import head, init, logit, loss
 from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import Played, Weighed, exp3, hedge, ucb
 from specjax.policies.confidence import confidence
-from specjax.policies.constant import Constant
 from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import Tally, first_descent, goodput
 from specjax.policies.heuristic import heuristic
@@ -35,13 +29,10 @@ from specjax.pytrees import pytree
 from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.state import unfinished
-from specjax.support import named
 from specjax.testing.enumeration import output_distribution
 from table_models import inputs_of, random_table
-from tiny_models import quick, slow
-from toy_policies import Scripted, TailReader, library, linear_head
-
-one_step = jax.jit(speculative.step)
+from tiny_models import quick
+from toy_policies import TailReader, library, linear_head
 
 
 def keys_of(batch: int):
@@ -815,281 +806,3 @@ def test_lengths_vary_and_settings_compile_nothing(name):
     moved = jax.tree.map(lambda x: x if x.dtype == jnp.int32 else x * 0.9, policy)
     run(dataclasses.replace(method, policy=moved), inputs, 20)
     assert (loop.start._cache_size(), loop.decode._cache_size()) == sizes
-
-
-# Narrower verify passes.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("distribution", [Sampling(0.9), Sampling(0.0)])
-def test_widths_change_no_token(distribution):
-    """Drafts of 0 to 7 tokens by a script, with passes of 1, 2 and 4 positions and without: the
-    same tokens and counts from tables in float64 and from T5s in float32."""
-    caps = np.random.default_rng(0).integers(8, size=(30, 1)) * np.ones((1, 5), int)
-    policy = Scripted(jnp.asarray(caps, jnp.int32))
-
-    def check(method, inputs):
-        wide, narrow = (
-            test_loops.run(dataclasses.replace(method, widths=widths), inputs, 24)
-            for widths in ((), (4, 1, 2, 30))
-        )
-        assert test_loops.outputs(wide, inputs) == test_loops.outputs(narrow, inputs)
-        assert np.array_equal(wide.stats.accepted, narrow.stats.accepted)
-        assert 0 < wide.stats.accepted.sum() < wide.stats.drafted.sum()
-
-    options = {"chosen": distribution, "policy": policy, "gamma_max": 7}
-    target = test_loops.target()
-    check(
-        test_loops.method_of(target, test_loops.near(target), **options),
-        test_loops.translate(test_loops.SOURCES),
-    )
-    with jax.enable_x64(True):
-        tables = (random_table(seed, 5) for seed in (1, 2))
-        check(
-            test_loops.method_of(*tables, **options),
-            inputs_of([[1], [2, 0], [0, 3, 1], [1, 1], [4]]),
-        )
-
-
-@pytest.mark.sweep
-def test_the_narrowest_pass_runs():
-    """Distributions past its width are never computed: with drafts of 2 and passes of 2, 3 and 8,
-    five."""
-    method = small_method(constant(2), gamma_max=7, widths=(3, 2))
-    contexts, state = test_loops.begin(method, inputs_of([[1], [2]]), 20)
-    _, round_ = jax.jit(speculative.step)(method, contexts, state)
-    scored = np.any(np.asarray(round_.target_logprobs) != 0, axis=(0, 2))
-    assert scored.tolist() == [True] * 3 + [False] * 5
-
-
-@pytest.mark.parametrize(("drafted", "width"), [(0, 1), (1, 3), (2, 3), (3, 5), (4, 5)])
-def test_one_pass_a_round(drafted, width):
-    """The smallest that holds the draft, and no other: calls and positions are counted."""
-    method, contexts, state = test_cost.setup(0.0)
-    policy = Constant(jnp.int32(drafted))
-    method = dataclasses.replace(method, policy=policy, widths=(1, 3))
-    for rounds in (1, 2):
-        state = one_step(method, contexts, state)[0]
-        assert state.cache.tolist() == [rounds, rounds * width]
-
-
-RULES = ["token", "block", "gumbel", "lenient(0.5)", "typical"]
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("rule", "drafted"),
-    [
-        *(("token", drafted) for drafted in (0, 1, 2)),
-        ("gumbel", 1),
-        *(
-            slow((rule, drafted))
-            for rule in RULES[1:]
-            for drafted in (0, 1, 2)
-            if (rule, drafted) != ("gumbel", 1)
-        ),
-    ],
-)
-def test_a_narrower_pass_gives_the_same_round(rule, drafted):
-    """With passes of 1, 2 and 4 positions and with one of 6, γ_max = 5: what the round says of the
-    drafted tokens, and how it ends."""
-    with jax.enable_x64(True):
-        method = small_method(
-            Constant(jnp.int32(drafted)), jnp.float64, gamma_max=5, rule=rules.parse(rule)
-        )
-        inputs = inputs_of([[1, 0]] * 40)
-        narrow, wide = (
-            one_step(method, *test_loops.begin(method, inputs, 20, test_loops.keys_of(40, seed=3)))[
-                1
-            ]
-            for method in (dataclasses.replace(method, widths=(1, 2, 4)), method)
-        )
-    for name in ("accepted", "next_token", "emitted", "submitted"):
-        np.testing.assert_array_equal(getattr(narrow, name), getattr(wide, name), name)
-    for name in ("stop", "next_probs"):
-        np.testing.assert_allclose(getattr(narrow, name), getattr(wide, name), atol=1e-12)
-    for name in ("overlap", "ratio"):
-        each = (np.where(one.submitted, getattr(one, name), 0) for one in (narrow, wide))
-        np.testing.assert_allclose(*each, rtol=1e-6)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("distribution", [Sampling(0.0), slow((Sampling(1.0),))])
-def test_nothing_is_computed_for_widths_that_do_not_run(on_cpu, distribution):
-    """In the compiled loop of T5s: outside of passes and drafts, a round has no matrix products, no
-    distributions at γ_max + 1 positions, and no loop beside those of its passes: draws have some.
-    XLA moves what does not change within a loop to before it, were it of one turn or none."""
-    model = test_loops.target()
-    method = test_loops.method_of(model, model, chosen=distribution, gamma_max=4)
-    method = dataclasses.replace(method, widths=(2,))
-    arguments = test_loops.begin(method, test_loops.translate([[3, 1]]), 24)
-    text = loop.decode.lower(method, *arguments).compile().as_text()
-    (body,) = (part for part in text.split("\n\n") if " conditional(" in part)  # drafts, or not
-    positions = f"f32[1,5,{model.vocab_size}]"
-    for what in ("dot_general", positions):
-        assert what in text
-        assert what not in body
-    assert body.count(" while(") == 2
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("widths", [(), (2,)])
-def test_no_cache_is_copied_in_a_round(widths):
-    """In the compiled loop of T5s, buffer 509, d_kv 8. A `lax.switch` among widths would copy, and
-    so would a conditional around drafting with results that nobody reads.
-    """
-    model = test_loops.target()
-    method = test_loops.method_of(model, model, gamma_max=4)
-    method = dataclasses.replace(method, widths=widths)
-    arguments = test_loops.begin(method, test_loops.translate([[3, 1]]), 24, buffer_len=509)
-    text = loop.decode.lower(method, *arguments).compile().as_text()
-    assert re.search(r"\[1,2,(8,509|509,8)\]", text)
-    assert not re.search(r"= f32\[1,2,(8,509|509,8)\]\S* copy\(", text)
-
-
-# A policy of one's own.
-
-PATIENT = """
-import jax.numpy as jnp
-
-from specjax.policies import Policy
-from specjax.pytrees import pytree
-
-
-@pytree
-class Patient(Policy):
-    patience: float
-
-    def init(self, keys, gamma_max):
-        return jnp.zeros(keys.shape, jnp.int32)  # bad rounds in a row
-
-    def begin(self, state, gamma_max):
-        return state, jnp.where(state < self.patience, 2, 1)
-
-    def update(self, state, round_):
-        bad = round_.accepted < round_.drafted
-        return jnp.where(round_.active, jnp.where(bad, state + 1, 0), state)
-"""
-
-
-@pytest.fixture
-def patient(tmp_path, monkeypatch):
-    (tmp_path / "patient.py").write_text(PATIENT)
-    (tmp_path / "broken.py").write_text("import no_such_thing_at_all")
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-@pytest.mark.sweep
-def test_a_policy_in_one_file(patient):
-    """Found by its import path, and exact."""
-    policy = policies.parse("patient:Patient", patience=2)
-    assert lengths(policy, 2, [(2, 1), (2, 0), (1, 0), (1, 1)]) == [2, 2, 1, 1, 2]
-    with jax.enable_x64(True):
-        assert bias(small_method(policy, jnp.float64), 4) < 1e-12
-
-
-def test_names():
-    """Every name stands for its maker, with its settings; those of trees are tested there."""
-    names = set(policies.NAMES) - {"nodes", "cut"}
-    kinds = {type(policies.parse(name, **NEEDED.get(name, {}))) for name in names}
-    assert kinds == {type(policy) for policy in library(1, 3).values()}
-    assert float(policies.parse("svip", threshold=0.5).threshold) == 0.5
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("svipp", {}, "There is no policy 'svipp': it is one of constant, heuristic"),
-        ("no_such_module:x", {}, "there is no module 'no_such_module'"),
-        ("patient:Hasty", {}, "patient has no attribute 'Hasty'"),
-        ("svip", {"bar": 1}, "unexpected keyword argument 'bar'; it is svip"),
-        ("svip", {"scale": 0.0}, r"scale=0\.0 must be a number > 0"),
-        ("heuristic", {"gamma": 0}, "gamma=0 must be"),
-        ("gammatune", {"memory": 1.0}, r"memory=1\.0"),
-        ("average", {"tiers": (3, 1)}, "must ascend"),
-        ("average", {"every": 0}, "every=0"),
-        ("confidence", {"threshold": 2}, "threshold=2 must be a number in"),
-        ("adaedl", {"goal": 2}, "goal=2 must be"),
-        ("goodput", {"costs": Costs(0.1, [1, 1]), "memory": 2}, "memory=2 must be"),
-        ("ucb", {"width": -1}, "width=-1 must be"),
-        ("hedge", {"rate": -1}, "rate=-1 must be"),
-        ("head", {"params": linear_head(3), "threshold": 2}, "threshold=2 must be a number in"),
-    ],
-)
-def test_errors(name, settings, message, patient):
-    with pytest.raises(ValueError, match=message):
-        policies.parse(name, **settings)
-
-
-NEEDED = {
-    "constant": {"gamma": 3},
-    "goodput": {"costs": Costs(0.1, [1, 1])},
-    "first_descent": {"costs": Costs(0.1, [1, 1])},
-    "lookahead": {"costs": Costs(0.1, [1, 1])},
-    "together": {"costs": Costs(0.1, [1, 1])},
-    "head": {"params": linear_head(3)},
-}
-SETTINGS = [
-    (name, setting)
-    for name in policies.NAMES
-    for setting in inspect.signature(named.find("policy", policies.NAMES, name)).parameters
-]
-
-
-PASSED_BY_ALL = [("svip", "threshold", math.inf), ("adaedl", "bar", -math.inf)]
-
-
-@pytest.mark.parametrize(("name", "setting"), SETTINGS)
-def test_settings_of_a_wrong_type(name, setting):
-    """Every policy, also one to come, raises a ValueError that names the setting."""
-    for value in ("x", [], {}, b"1", True, math.nan, 1j, (1, "x"), math.inf, -math.inf):
-        if (name, setting, value) not in PASSED_BY_ALL:
-            with pytest.raises(ValueError, match=setting):
-                policies.parse(name, **NEEDED.get(name, {}) | {setting: value})
-
-
-@pytest.mark.parametrize("value", [3, 3.0, np.int64(3), np.float32(3), jnp.int32(3), np.array(3)])
-def test_numbers_of_any_kind(value):
-    assert policies.parse("constant", gamma=value) == policies.parse("constant", gamma=3)
-
-
-def test_an_import_error_inside_a_policy_is_shown(patient):
-    with pytest.raises(ModuleNotFoundError, match="no_such_thing_at_all"):
-        policies.parse("broken:Policy")
-
-
-# Through `generate`.
-
-
-@pytree
-class Secretive(Token):
-    """Shows nothing of shorter drafts, except at temperature 0."""
-
-    reveals_shorter = False
-
-    def under(self, sampling):
-        return Token() if sampling.greedy else self
-
-
-@pytest.mark.sweep
-def test_generate_takes_a_name_and_widths(pair):
-    """Greedy tokens as with a constant length, from fewer drafted ones."""
-    texts = ["return self.line", "import os, sys"]
-    plain = generate(pair.target, pair.draft, texts, gamma=4, max_new_tokens=12)
-    found = generate(
-        pair.target, pair.draft, texts, gamma=4, max_new_tokens=12, policy="svip", widths=(1, 2, 3)
-    )
-    assert found.tokens == plain.tokens
-    assert found.drafted.sum() < plain.drafted.sum()
-
-
-@pytest.mark.sweep
-def test_pairs_that_do_not_fit(pair):
-    """Hedge with a rule that hides shorter drafts; widths that are none."""
-    build = functools.partial(decoding.build, pair.target, pair.draft, gamma=4)
-    with pytest.raises(ValueError, match=r"Hedge learns .* which Secretive does not show"):
-        build(sampling=Sampling(1.0), rule=Secretive(), policy="hedge")
-    build(sampling=Sampling(0.0), rule=Secretive(), policy="hedge")
-    build(sampling=Sampling(1.0), rule=Secretive(), policy="ucb")
-    with pytest.raises(ValueError, match="widths=0 must be a whole number ≥ 1"):
-        build(sampling=Sampling(1.0), widths=(2, 0))

@@ -13,7 +13,7 @@ import pairs
 import several
 from several import ended
 from specjax import checkpoints
-from specjax.cli import decode, defaults
+from specjax.cli import decode, defaults, outputs
 from specjax.support import files, processes
 from specjax.support.processes import Group, SharedRows
 
@@ -155,9 +155,9 @@ def test_copies_of_a_checkpoint_are_told_apart(pair, tmp_path):
         checkpoints.fingerprint(tmp_path / "none")
     config = defaults.decode()
     config.target, config.draft = pair.target.name, pair.draft.name
-    assert decode.began_with(config, ["text"])["models"]["draft"]["model.safetensors"]
+    assert outputs.began_with(config, ["text"])["models"]["draft"]["model.safetensors"]
     config.draft = "lookup"
-    assert not decode.began_with(config, ["text"])["models"]["draft"]
+    assert not outputs.began_with(config, ["text"])["models"]["draft"]
 
 
 def test_a_large_file_is_not_read_whole(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from command_line import ROOT
 from experiments.benchmark import cases, models
 from specjax import decoding, loop
 from specjax.checkpoints import load, outline
-from specjax.cli import decode, defaults
+from specjax.cli import defaults, pairs
 from specjax.models import memory
 from specjax.models.t5 import T5Config
 from specjax.sampling import Sampling
@@ -118,9 +118,9 @@ def test_memory_is_asked_for_the_rows_that_there_are(pair, monkeypatch):
     config = defaults.decode()
     method = decoding.build(pair.target, None, gamma=1, sampling=Sampling(0.0))
     asked = []
-    monkeypatch.setattr(decode, "check_fits", lambda *args: asked.append(args))
+    monkeypatch.setattr(pairs, "check_fits", lambda *args: asked.append(args))
     for config.batch_size, config.samples in ((20_000, 1), (1, 1), (20_000, 3)):
-        decode.check_memory(config, ["a text"], pair.target, method)
+        pairs.check_memory(config, ["a text"], pair.target, method)
     (said, many, *_), (_, one, *_), (said_of_three, three, *_) = asked
     assert many == one < three < 4 * one
     assert (said, said_of_three) == (

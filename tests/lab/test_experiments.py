@@ -25,8 +25,8 @@ from experiments.card import __main__ as card
 from experiments.reproduce import pages, study
 from pairs import TEXTS
 from specjax import decoding, policies, rules, tasks
-from specjax.cli import decode as decode_command
 from specjax.cli import defaults
+from specjax.cli import pairs as pairs_of_config
 from specjax.support import files, runs
 from specjax.tasks import python_source, trees
 from specjax.tasks.examples import Example
@@ -116,7 +116,7 @@ def test_decode_writes_what_generate_gives(decode, pair, tmp_path):
 
 
 def test_a_position_that_no_round_tested():
-    from specjax.cli.decode import by_position
+    from specjax.cli.summary import by_position
 
     said = by_position(np.array([1, 9, 0]), np.array([10, 0]))
     assert said.endswith("draft: 0.90, – (–: none was tested); mean 0.90.")
@@ -418,9 +418,9 @@ def test_ctrl_c_is_one_line(decode, tmp_path, monkeypatch):
 
 def test_a_comparison_without_a_draft_is_said(decode, monkeypatch):
     """A policy that finds plain decoding faster leaves nothing to compare."""
-    monkeypatch.setattr(decode_command, "with_costs", lambda method, *more: method)
+    monkeypatch.setattr(pairs_of_config, "with_costs", lambda method, *more: method)
     plain = decoding.plain_of
-    monkeypatch.setattr(decode_command, "chosen", lambda method, *more: plain(method))
+    monkeypatch.setattr(pairs_of_config, "chosen", lambda method, *more: plain(method))
     outcome = decode("--config.policy=lookahead", "--config.compare=True")
     assert outcome.status == 0
     assert outcome.stderr.splitlines()[-1].startswith("Nothing is compared: no draft is used")

@@ -4,9 +4,6 @@ import dataclasses
 import importlib
 import itertools
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +12,7 @@ import pytest
 import command_line
 import plan_worker
 import t5_variants
+import workers
 from configs import paper as paper_config
 from configs import plan as plan_config
 from experiments.benchmark.cases import SHAPES, step_bytes
@@ -37,13 +35,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def found():
     """What the worker says of each case, by family."""
-    run = subprocess.run(
-        [sys.executable, plan_worker.__file__], input=json.dumps(CASES), text=True,
-        capture_output=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = map(json.loads, run.stdout.splitlines())
+    lines = workers.ask(plan_worker, CASES)
     return {family: line for (family, *_), line in zip(CASES, lines, strict=True)}
 
 

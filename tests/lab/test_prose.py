@@ -39,6 +39,11 @@ WORDS = re.compile(
 )
 # Docstrings that begin so have no noun of their own.
 BEGINNING = re.compile(r"Its own\b|Of\b|The same of\b|As of\b")
+FILE = re.compile(
+    r"(?<![\w/.-])(?:specjax|experiments|configs|tests|docs|examples|notebooks)/[\w/.-]+"
+    r"\.(?:py|md|ipynb|json|png)\b"
+)
+MODULE = re.compile(r"python -m ((?:specjax|experiments)[a-z_.]*[a-z_])\b(?!\.\w)")
 CODE = re.compile(r"(`+).+?\1", re.DOTALL)
 URL = re.compile(r"\]\([^)]*\)|https?://\S+")
 
@@ -52,6 +57,7 @@ def of_page(path: Path) -> Iterator[tuple[int, str]]:
         text = URL.sub("]", line)
         if found := COMMIT.search(text):
             yield number, f"names the commit {found[0]}"
+        yield from ((number, what) for what in _lost(text))
         is_table = line.lstrip().startswith("|")
         if len(text) > MAX_LINE and not is_table and path not in UNWRAPPED:
             yield number, f"has {len(text)} characters, links not counted; at most {MAX_LINE}"
@@ -79,7 +85,19 @@ def _of_docstring(text: str) -> Iterator[str]:
         yield f"begins with {found[0]!r}: it needs a noun or a verb"
 
 
+def _lost(text: str) -> Iterator[str]:
+    """Files and commands that are not in the checkout."""
+    files = {name: name for name in FILE.findall(text)}
+    for name in MODULE.findall(text):
+        path = name.replace(".", "/")
+        files[name] = f"{path}/__main__.py" if (ROOT / path).is_dir() else f"{path}.py"
+    yield from (
+        f"names {name}, which does not exist" for name in files if not (ROOT / files[name]).exists()
+    )
+
+
 def _of_prose(text: str) -> Iterator[str]:
+    yield from _lost(text)
     text = CODE.sub("``", text)
     for found in WORDS.finditer(text):
         yield f"has the word {found[0]!r}"
@@ -137,6 +155,8 @@ def test_all_guides_together():
         ('"""The policy is told costs."""', "word 'told'"),
         ("x = 0  # one hopes", "word 'hopes'"),
         ("x = 0  # as before 6617644a", "commit 6617644a"),
+        ("x = 0  # see `experiments/gone.py`", "experiments/gone.py, which does not exist"),
+        ('"""Run python -m experiments.gone."""', "experiments.gone, which does not exist"),
     ],
 )
 def test_each_rule(text, rule):

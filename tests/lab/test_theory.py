@@ -309,9 +309,6 @@ def test_errors_name_the_value_and_the_way_out(call, message):
         call()
 
 
-# experiments/theory.py
-
-
 def test_experiment_writes_report_and_figures(tmp_path):
     experiment.write(tmp_path, experiment.table1())
     figures = ["figure2.png", "figure3.png", "figure4.png"]

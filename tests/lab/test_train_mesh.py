@@ -5,11 +5,8 @@ A process of its own, `train_worker`, has eight virtual devices.
 
 import dataclasses
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import warnings
 
@@ -25,6 +22,7 @@ from jax.sharding import AbstractMesh
 import command_line
 import several
 import train_worker
+import workers
 from configs import paper as paper_config
 from configs import paper_train
 from experiments.plan import training
@@ -54,13 +52,7 @@ MESHES = ("data=2", "data=2,model=2", "data=2,model=4")
 def found():
     """What the worker says of some steps, by the mesh."""
     cases = [{"mesh": mesh, "remat": bool(mesh)} for mesh in ("", *MESHES)]
-    run = subprocess.run(
-        [sys.executable, train_worker.__file__], input=json.dumps(cases), text=True,
-        capture_output=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = map(json.loads, run.stdout.splitlines())
+    lines = workers.ask(train_worker, cases)
     return {case["mesh"]: line for case, line in zip(cases, lines, strict=True)}
 
 

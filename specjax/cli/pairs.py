@@ -1,0 +1,179 @@
+"""The models of a command's config, and the loop that decodes with them."""
+
+import sys
+import warnings
+from typing import Any
+
+import jax
+
+from specjax import checkpoints, decoding, drafters, policies, rules, trees
+from specjax.cli import defaults
+from specjax.drafters.base import Drafter
+from specjax.loop import Method
+from specjax.models import sharding
+from specjax.models.memory import check_fits
+from specjax.settings import Settings
+from specjax.tuning import fitting, trials
+
+METHODS = ("speculative", "autoregressive")
+
+
+def check(config) -> None:
+    """Raise ValueError for errors that show before anything is loaded."""
+    if config.method not in METHODS:
+        raise ValueError(f"method={config.method!r} must be one of {', '.join(METHODS)}.")
+    defaults.precision(config)
+    if not config.target:
+        raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
+    if with_draft(config) and not config.draft:
+        raise ValueError(
+            "No draft: give --config.draft=DIR, or lookup, which needs no model; or "
+            "--config.method=autoregressive to do without."
+        )
+    if config.compare and not with_draft(config):
+        raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
+    if config.rounds_file and not with_draft(config):
+        raise ValueError("rounds_file needs --config.method=speculative: it logs its rounds.")
+    if config.rounds_file and not is_chain(config):
+        raise ValueError(f"rounds_file is for chains, and tree={config.tree!r} is none.")
+    if config.mesh:
+        sharding.mesh_of(config.mesh)
+    # A misspelt name fails here, before models are loaded.
+    drafters.maker(config.draft)
+    if config.policy:
+        policies.check(config.policy)
+    if config.rule:
+        rules.parse(config.rule)
+
+
+def with_draft(config) -> bool:
+    """Whether the config's method uses its draft."""
+    return config.method == "speculative"
+
+
+def is_chain(config) -> bool:
+    """Whether drafts are chains, whose rounds can be logged."""
+    return isinstance(trees.parse(config.tree), trees.Chain)
+
+
+def lacks_costs(config) -> bool:
+    """Whether the policy needs costs that must still be measured."""
+    return with_draft(config) and bool(config.policy) and policies.needs_costs(config.policy)
+
+
+def load_pair(config) -> tuple[checkpoints.Checkpoint, checkpoints.Checkpoint | Drafter | None]:
+    """Load the target and, for speculation, the draft."""
+    target = checkpoints.load(config.target, **defaults.precision(config), mesh=config.mesh or None)
+    if not with_draft(config):
+        return target, None
+    options = {"dtype": defaults.DTYPES[config.dtype], "replicate": config.replicate_draft}
+    return target, drafters.load(config.draft, target, **options)
+
+
+def method_of(
+    config,
+    target: checkpoints.Checkpoint,
+    draft: checkpoints.Checkpoint | Drafter | None,
+    tuned: Settings | None = None,
+) -> Method:
+    """Build the loop, by the settings if there are any; a policy that lacks costs comes later."""
+    how: dict[str, Any] = {
+        "sampling": defaults.sampling(config),
+        "check_tokens": config.get("check_tokens", True),
+    }
+    if tuned is not None:
+        return decoding.tuned(target, draft, tuned, **how)
+    return decoding.build(
+        target,
+        draft,
+        gamma=config.gamma,
+        rule=config.rule or None,
+        policy=None if lacks_costs(config) else config.policy or None,
+        tree=config.tree,
+        **how,
+    )
+
+
+def with_costs(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
+    """Measure and print costs, and build the loop with its policy and these costs."""
+    found = fitting.costs_for(config.policy, method, target, texts, **measuring(config, texts))
+    print(f"{config.policy}: measured {fitting.words(found)}", file=sys.stderr)
+    return fitting.with_costs(method, config.policy, found)
+
+
+def chosen(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
+    """Choose and print the fastest: the method, plain decoding, or drafts of one length.
+
+    Arguments: `with_costs`.
+    """
+    found = trials.fastest(method, target, texts, **measuring(config, texts))
+    if not found.gamma_max:
+        why = "no draft is worth its time, so none is made"
+    else:
+        tokens = f"{found.gamma_max} token{'s' * (found.gamma_max != 1)}"
+        why = f"in its place every round drafts {tokens}"
+    if found is not method:
+        print(f"{config.policy}: {why}", file=sys.stderr)
+    return found
+
+
+def measuring(config, texts: list[str]) -> dict[str, Any]:
+    """Arguments of the functions that measure before a run."""
+    return {
+        "max_new_tokens": config.max_new_tokens,
+        "key": jax.random.key(config.seed),
+        "batch_size": min(config.batch_size, len(texts) * config.samples),
+        "max_source_len": config.max_source_len or None,
+        "names": (config.target, config.draft),
+    }
+
+
+def check_plan(config, texts: list[str], tuned: Settings | None = None) -> None:
+    """Raise ValueError if the models and a batch do not fit on the mesh, before loading them."""
+    precision = defaults.precision(config)
+    options = {"dtype": precision["dtype"], "mesh": config.mesh}
+    draft: checkpoints.Checkpoint | Drafter | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # loading will issue them
+        target = checkpoints.outline(config.target, **precision, mesh=config.mesh)
+        if with_draft(config):
+            if drafters.maker(config.draft) or drafters.is_attached(config.draft):
+                draft = drafters.load(config.draft, target)
+            else:
+                draft = checkpoints.outline(
+                    config.draft, replicate=config.replicate_draft, **options
+                )
+    check_memory(config, texts, target, method_of(config, target, draft, tuned), loaded=False)
+
+
+def check_memory(
+    config, texts: list[str], target: checkpoints.Checkpoint, method: Method, *, loaded: bool = True
+) -> None:
+    """Raise ValueError if a batch does not fit beside the models.
+
+    Args:
+      loaded: False: the models are outlines, and count too.
+    """
+    total = len(texts) * config.samples
+    rows = min(config.batch_size, total)
+    in_batches = config.carry or decoding.reads_batch(method)  # one after the other
+    texts = sorted(texts, key=len)[-8:]  # the most tokens are among these, or nearly
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # decoding will warn of texts that it cuts
+        sources = decoding.tokenize(target, texts, config.max_source_len or None)
+    if not any(sources):
+        return
+    need = decoding.needed(
+        method,
+        target,
+        max(map(len, sources)),
+        rows=rows,
+        max_new_tokens=config.max_new_tokens,
+        admits=0 if total <= rows or in_batches else decoding.at_once(rows),
+    )
+    check_fits(
+        f"{'C' if loaded else 'The models, c'}aches and distributions of {rows} rows",
+        need.state + need.temporary + (0 if loaded else need.params),
+        "Lower batch_size, max_new_tokens or max_source_len, or set dtype=bfloat16.",
+        *sharding.held_by(target.model),
+    )
