@@ -36,8 +36,8 @@ from specjax.decoding import Programs
 from specjax.formulas import expected_tokens
 from specjax.loop import Method
 from specjax.models import sharding
+from specjax.models.attention import KV
 from specjax.models.checkpoint import Checkpoint
-from specjax.models.layers import KV
 from specjax.models.memory import Need, nbytes
 
 # Of the compiler: a plan is never run, so nothing is gained by making it fast.

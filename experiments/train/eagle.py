@@ -29,8 +29,8 @@ from experiments.train.divergences import Divergence
 from experiments.train.train_drafter import Known, Losses, Trainer
 from specjax.drafters import eagle
 from specjax.drafters.eagle import Eagle, Source
+from specjax.models.attention import KV, MASKED, attend
 from specjax.models.checkpoint import Checkpoint
-from specjax.models.layers import KV, MASKED, attend
 from specjax.models.llama import Rotation
 from specjax.support.ranges import number, whole
 

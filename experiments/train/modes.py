@@ -18,7 +18,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Key
 
-from specjax.models.layers import KV
+from specjax.models.attention import KV
 from specjax.models.t5 import T5
 from specjax.support.ranges import number
 
@@ -177,7 +177,7 @@ class _CrossAttention:
 
 
 def _attend(queries: Array, kv: KV, bias: Array, drop: Drop) -> Array:
-    """`layers.attend` with dropout on the weights."""
+    """`attention.attend` with dropout on the weights."""
     wide = jnp.promote_types(queries.dtype, jnp.float32)
     scores = jnp.einsum("bhkd,bhdt->bhkt", queries, kv.keys, preferred_element_type=wide) + bias
     weights = drop(jax.nn.softmax(scores, axis=-1)).astype(kv.values.dtype)

@@ -42,22 +42,11 @@ from specjax import checkpoints, devices
 from specjax.checkpoints import llama as names_of
 from specjax.checkpoints.tensors import Held
 from specjax.drafters.base import Drafter, block_at, catch_up
+from specjax.models.attention import KV, MASKED, CausalBias, causal_bias, empty, write
 from specjax.models.checkpoint import Checkpoint
+from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import (
-    KV,
-    MASKED,
-    CausalBias,
-    Decoder,
-    Linear,
-    RMSNorm,
-    arrange,
-    causal_bias,
-    empty,
-    narrow_weights,
-    project,
-    write,
-)
+from specjax.models.layers import Linear, RMSNorm, arrange, narrow_weights, project
 from specjax.models.llama import (
     INITIAL_STD,
     FeedForward,

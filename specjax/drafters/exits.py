@@ -14,8 +14,8 @@ from flax import nnx
 
 from specjax.drafters import loading
 from specjax.models.checkpoint import Checkpoint
+from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import Decoder
 from specjax.support.ranges import listed, whole
 from specjax.types import Params
 

@@ -18,8 +18,9 @@ from specjax.drafters import own_layers
 from specjax.drafters.base import ByModel
 from specjax.drafters.exits import chosen, decoder_of
 from specjax.models.checkpoint import Checkpoint
+from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import Decoder, widen_weights
+from specjax.models.layers import widen_weights
 from specjax.pytrees import pytree
 from specjax.types import Params
 

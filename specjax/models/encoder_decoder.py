@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from specjax.models.layers import KV, MASKED, Decoder
+from specjax.models.attention import KV, MASKED
+from specjax.models.decoder import Decoder
 from specjax.types import Encoding, Inputs, Params
 
 

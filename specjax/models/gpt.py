@@ -14,19 +14,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from specjax.models.layers import (
+from specjax.models.attention import (
     KV,
     CausalBias,
-    Decoder,
-    DecoderOnly,
-    Fused,
-    LayerNorm,
-    Linear,
     attend_and_write,
     causal_bias,
     chain,
     split_heads,
 )
+from specjax.models.decoder import Decoder, DecoderOnly
+from specjax.models.layers import Fused, LayerNorm, Linear
 from specjax.models.packing import Packing, pack, unpack
 from specjax.types import Layout
 

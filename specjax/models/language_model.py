@@ -8,7 +8,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from specjax import devices
-from specjax.models.layers import Decoder, arrange
+from specjax.models.decoder import Decoder
+from specjax.models.layers import arrange
 from specjax.models.packing import Packing
 from specjax.models.sharding import Placement
 from specjax.pytrees import pytree

@@ -17,20 +17,17 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from specjax.models.layers import (
+from specjax.models.attention import (
     KV,
     CausalBias,
-    Decoder,
-    DecoderOnly,
-    Fused,
-    Linear,
-    RMSNorm,
     attend_and_write,
     capped,
     causal_bias,
     chain,
     split_heads,
 )
+from specjax.models.decoder import Decoder, DecoderOnly
+from specjax.models.layers import Fused, Linear, RMSNorm
 from specjax.models.packing import Packing, pack, unpack
 from specjax.types import Layout
 

@@ -26,7 +26,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax import devices
-from specjax.models.layers import KV, Decoder, Fused, Linear
+from specjax.models.attention import KV
+from specjax.models.decoder import Decoder
+from specjax.models.layers import Fused, Linear
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nnx.Module)

@@ -18,20 +18,18 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from specjax.models.encoder_decoder import Context, EncoderDecoder, padding_bias
-from specjax.models.layers import (
+from specjax.models.attention import (
     KV,
     MASKED,
     CausalBias,
-    Fused,
-    Linear,
-    RMSNorm,
     attend,
     attend_and_write,
     chain,
     slide,
     split_heads,
 )
+from specjax.models.encoder_decoder import Context, EncoderDecoder, padding_bias
+from specjax.models.layers import Fused, Linear, RMSNorm
 from specjax.models.packing import Packing, pack, unpack
 from specjax.types import Encoding, Inputs, Layout, Params
 

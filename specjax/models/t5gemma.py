@@ -15,18 +15,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from specjax.models.attention import KV, MASKED, CausalBias, attend, capped, split_heads
+from specjax.models.decoder import rows_of
 from specjax.models.encoder_decoder import Context, EncoderDecoder, padding_bias
-from specjax.models.layers import (
-    KV,
-    MASKED,
-    CausalBias,
-    Fused,
-    Linear,
-    attend,
-    capped,
-    rows_of,
-    split_heads,
-)
+from specjax.models.layers import Fused, Linear
 from specjax.models.llama import (
     INITIAL_STD,
     Gemma2Config,

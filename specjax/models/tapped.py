@@ -5,8 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import Decoder
 from specjax.models.packing import Packing
 from specjax.pytrees import pytree
 from specjax.types import Cache, Context, Encoding, Inputs, Layout

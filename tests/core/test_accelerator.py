@@ -20,13 +20,9 @@ from specjax.decoding.programs import blank_arguments
 from specjax.decoding.starting import room_of
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
+from specjax.models.attention import KV, attend_and_write, causal_bias
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.layers import (
-    KV,
-    arrange,
-    attend_and_write,
-    causal_bias,
-)
+from specjax.models.layers import arrange
 from specjax.models.llama import Gemma3Config, Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
 from specjax.models.t5gemma import T5Gemma, T5Gemma2Config

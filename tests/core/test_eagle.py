@@ -16,7 +16,7 @@ from reference import chi_square, sequence_distribution
 from specjax import generate, loop, speculative
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import eagle
-from specjax.models.layers import Decoder
+from specjax.models.decoder import Decoder
 from specjax.models.memory import nbytes
 from specjax.models.tapped import Tapped
 from specjax.policies import constant

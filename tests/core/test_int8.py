@@ -29,8 +29,9 @@ from specjax.drafters.frequent import frequent
 from specjax.drafters.kangaroo import kangaroo
 from specjax.measure.provenance import dtype_of
 from specjax.models import int8, memory
+from specjax.models.attention import KV
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import KV, arrange, quantise_weights
+from specjax.models.layers import arrange, quantise_weights
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
 from specjax.rules import Token

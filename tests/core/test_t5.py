@@ -16,8 +16,8 @@ from model_calls import by_slot, call
 from specjax import devices
 from specjax.checkpoints import load
 from specjax.drafters.base import started
+from specjax.models.attention import KV
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import KV
 from specjax.models.t5 import T5, T5Config, relative_buckets
 from specjax.types import Inputs
 

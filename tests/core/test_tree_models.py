@@ -14,7 +14,7 @@ from specjax import decoding, drafters
 from specjax import sampling as smp
 from specjax.drafters import ngram
 from specjax.measure import metrics
-from specjax.models import layers, llama
+from specjax.models import attention, llama
 from specjax.trees import fixed
 from specjax.trees.nodes import layout, lineage, path_to
 from specjax.tuning.ranks import acceptance_by_rank
@@ -99,7 +99,7 @@ def test_a_tree_that_forgets_depths_is_another(family, part, monkeypatch):
             return super().at(start[:, None] + slots, *config)
 
     def by_slot(*args):
-        return layers.causal_bias(*args[:-1], args[-1]._replace(depth=slots))
+        return attention.causal_bias(*args[:-1], args[-1]._replace(depth=slots))
 
     one, _ = target.model(tokens, start, context, cache, tree)
     monkeypatch.setattr(llama, part, {"Rotation": BySlot, "causal_bias": by_slot}[part])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.drafters.base import started
-from specjax.models.layers import KV
+from specjax.models.attention import KV
 from specjax.types import Inputs
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from specjax.models.attention import KV, MASKED, CausalBias, attend_and_write, causal_bias, empty
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.layers import KV, MASKED, CausalBias, attend_and_write, causal_bias, empty
 from specjax.models.llama import Gemma2Config, Gemma3Config, Llama, LlamaConfig, MistralConfig
 from specjax.models.t5 import T5, T5Config
 from specjax.models.t5gemma import T5Gemma, T5Gemma2Config
