@@ -10,7 +10,8 @@ collectives. Few collectives need this:
   together, in as many `shards` as the axis has devices. Files are read in this `order`.
 - Heads of keys and values that are fewer than the devices are repeated, so that each device has the
   head that its queries read. The vocabulary is padded. Layers that still cannot be split evenly are
-  replicated: attention if the axis does not divide its heads, feed-forward if not its width.
+  replicated: attention if the axis does not divide its heads, feed-forward if not its width. The
+  heads of a T5Gemma's encoder are not repeated.
 """
 
 import dataclasses
