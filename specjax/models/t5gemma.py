@@ -39,14 +39,13 @@ from specjax.types import Layout, Params
 DEFAULT, DEFAULT_2 = Gemma2Config(), Gemma3Config()
 
 
-@dataclasses.dataclass(frozen=True)
-class T5GemmaConfig(Gemma2Config):
-    """Shapes of a T5Gemma: the fields are the decoder's, and `encoder` has the encoder's."""
+class TwoStacks:
+    """The parts that both configs share: their own fields are the decoder's."""
 
-    encoder: LlamaConfig = DEFAULT
+    encoder: LlamaConfig
+    tie_word_embeddings: bool
 
     is_encoder_decoder: ClassVar[bool] = True
-    model_type: ClassVar[str] = "t5gemma"
     merged: ClassVar[bool] = False  # whether self-attention reads the source too
 
     @property
@@ -57,7 +56,16 @@ class T5GemmaConfig(Gemma2Config):
     @property
     def two_embeddings(self) -> bool:
         """Whether the encoder has an embedding of its own."""
-        return True
+        return not (self.merged and self.tie_word_embeddings)
+
+
+@dataclasses.dataclass(frozen=True)
+class T5GemmaConfig(TwoStacks, Gemma2Config):
+    """Shapes of a T5Gemma: the fields are the decoder's, and `encoder` has the encoder's."""
+
+    encoder: LlamaConfig = DEFAULT
+
+    model_type: ClassVar[str] = "t5gemma"
 
     def sees(self, window: int) -> tuple[int, int]:
         """How many tokens before and after itself an encoder's query sees in a layer's window."""
@@ -65,25 +73,14 @@ class T5GemmaConfig(Gemma2Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class T5Gemma2Config(Gemma3Config):
+class T5Gemma2Config(TwoStacks, Gemma3Config):
     """Shapes of a T5Gemma 2's text model; see `T5GemmaConfig`."""
 
     encoder: LlamaConfig = DEFAULT_2
     eoi_token_index: int = 256_000  # the id, after an image, that has an embedding apart
 
-    is_encoder_decoder: ClassVar[bool] = True
     model_type: ClassVar[str] = "t5gemma2"
     merged: ClassVar[bool] = True
-
-    @property
-    def max_source_positions(self) -> int:
-        """The longest source."""
-        return self.encoder.max_position_embeddings
-
-    @property
-    def two_embeddings(self) -> bool:
-        """Whether the encoder has an embedding of its own."""
-        return not self.tie_word_embeddings
 
     def sees(self, window: int) -> tuple[int, int]:
         """How many tokens before and after itself an encoder's query sees: `window` in all."""
