@@ -183,6 +183,8 @@ class Decoder(nnx.Module):
         wide = np.promote_types(hidden.dtype, jnp.float32)
         head, scale = self.turned_weight()[...], self.turned_scale()
         logits = project(hidden, head, self.input_first, wide, scale, self.split)
+        if head.dtype != jnp.bfloat16:
+            return logits
         return devices.by_platform(logits, cpu=unfused, accelerator=lambda logits: logits)
 
     def embed(self, tokens: Array) -> Array:

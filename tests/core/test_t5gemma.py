@@ -18,6 +18,7 @@ from specjax.drafters.shallow import shallow
 from specjax.models.t5gemma import T5Gemma
 from test_families import near
 from test_gemma import capped, gelu, norm
+from tiny_models import slow
 
 VARIANTS = t5gemma_variants.VARIANTS
 TEXTS = [[5, 9, 4, 7, 11, 3, 8, 2, 6], [8, 2, 6], [9, 7, 3, 5, 7, 2, 12], [4]]
@@ -135,7 +136,7 @@ DRAFTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["t5gemma", "t5gemma2"])
+@pytest.mark.parametrize("name", [slow("t5gemma"), "t5gemma2"])
 def test_drafters_read_the_targets_encoding(name, tmp_path, monkeypatch):
     """The encoder is traced once, and the tokens are plain decoding's."""
     target = load(t5gemma_variants.write(tmp_path, three_layers(VARIANTS[name])))
