@@ -175,7 +175,12 @@ def check_room(target: Checkpoint, texts: Sequence[Sequence[int]], max_new_token
                 f"A source of {longest} tokens exceeds the {limit} positions of {target.name}'s "
                 "encoder: set max_source_len to cut sources."
             )
-        longest = 1
+        if positions is not None and max_new_tokens >= positions:
+            raise ValueError(
+                f"max_new_tokens={max_new_tokens} and a first token exceed the {positions} "
+                f"positions of {target.name}: lower max_new_tokens."
+            )
+        return
     if positions is not None and longest + max_new_tokens > positions:
         raise ValueError(
             f"A prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed the "
