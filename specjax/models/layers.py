@@ -105,8 +105,8 @@ def project(
 def unfused(logits: Array) -> Array:
     """Keep XLA on a CPU from fusing the softmax of logits with the product that makes them.
 
-    With a bfloat16 matrix and 40 rows or more that fusion takes three times as long. Rounding to
-    the dtype's own precision changes nothing and ends it. An `optimization_barrier` is removed too
+    With a large bfloat16 matrix and 40 rows or more that fusion takes far longer. Rounding to the
+    dtype's own precision changes nothing and ends it. An `optimization_barrier` is removed too
     early.
     """
     info = jnp.finfo(logits.dtype)

@@ -87,7 +87,7 @@ def test_the_processor_lists_its_units(monkeypatch):
 
 
 def test_no_softmax_is_fused_with_the_product_of_a_head(on_cpu):
-    """XLA's fusion of the two takes three times as long from 40 rows of a large vocabulary on."""
+    """XLA's fusion of the two takes far longer from 40 rows of a large vocabulary on."""
     made = llama.LlamaConfig(4096, 32, 48, 1, 4)
     module = narrow_weights(llama.Llama(made, rngs=nnx.Rngs(0)), jnp.bfloat16)
     model, warm = LanguageModel.of(module), sampling.Sampling(0.7)
