@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints import gguf_files, gguf_models, spiece, t5x_files
+from specjax.checkpoints import gguf_files, gguf_tokenizers, spiece, t5x_files
 from specjax.checkpoints.tensors import AGAIN, read_json
 from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
@@ -83,7 +83,7 @@ def from_gguf(path: Path) -> Any:
     """Load the tokenizer of a GGUF file, None if it has none; ValueError if that fails."""
     try:
         with panics():
-            return gguf_models.tokenizer(path)
+            return gguf_tokenizers.tokenizer(path)
     except ImportError as error:
         raise ValueError(
             f"{path}: its tokenizer needs a newer transformers: pip install 'specjax[gguf]'."
