@@ -17,6 +17,7 @@ import numpy as np
 from specjax.checkpoints import gemma, gguf_files, gpt
 from specjax.checkpoints.config_json import check_fields, check_sizes
 from specjax.checkpoints.gguf_files import GGUF, GGUFTensor
+from specjax.checkpoints.gguf_tokenizers import ENDS, TOKENS, mark_ids
 from specjax.checkpoints.tensors import AGAIN, Tensor, Turned, read_into
 from specjax.models.llama import Rope, frequencies
 from specjax.support.ranges import LARGEST
@@ -160,9 +161,6 @@ OTHER = (  # fields that are no sizes
     "final_logit_softcapping",
     "sliding_window",
 )
-TOKENIZER = "tokenizer.ggml."
-TOKENS = f"{TOKENIZER}tokens"
-ENDS = ("eos", "eot", "eom")  # of a text, of a turn, of a message that calls a tool
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -202,13 +200,13 @@ def _config(found: GGUF) -> dict[str, Any]:
     tokens = fields.get(TOKENS, ())
     if not isinstance(tokens, list | tuple) or len(tokens) not in ((rows,) if tokens else (0,)):
         raise ValueError(f"{TOKENS} are not as many as the rows of {EMBEDDING}, {rows}. {AGAIN}")
-    ends = [_plain(fields.get(f"{TOKENIZER}{end}_token_id")) for end in ENDS]
+    ids = {role: mark_ids(fields, role, rows) for role in ("bos", "padding", *ENDS)}
     raw |= {
         "model_type": kind,
         "vocab_size": rows,
-        "bos_token_id": _plain(fields.get(f"{TOKENIZER}bos_token_id")),
-        "pad_token_id": _plain(fields.get(f"{TOKENIZER}padding_token_id")),
-        "eos_token_id": [end for end in ends if end is not None],
+        "bos_token_id": next(iter(ids["bos"]), None),
+        "pad_token_id": next(iter(ids["padding"]), None),
+        "eos_token_id": [end for role in ENDS for end in ids[role]],
         "tie_word_embeddings": HEAD not in there,
     }
     if kind == "gpt2":
