@@ -20,7 +20,7 @@ from specjax.checkpoints.tensors import AGAIN
 Fields = Mapping[str, Any]
 PREFIX = "tokenizer.ggml."
 TOKENS, MODEL, PRE = f"{PREFIX}tokens", f"{PREFIX}model", f"{PREFIX}pre"
-TEMPLATE = "tokenizer.chat_template"
+CHARSMAP, TEMPLATE = f"{PREFIX}precompiled_charsmap", "tokenizer.chat_template"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens
 PADDING = re.compile(r"\[PAD\d+\]")  # llama.cpp's name of a row that has no token
 MARKS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
@@ -32,6 +32,7 @@ DEFAULT_IDS = {
     "t5": {"eos": 1, "unknown": 2, "padding": 0},
 }
 SPACE = "▁"  # SentencePiece's
+MAX_TOKEN = 1_000  # characters; published vocabularies have at most 512
 REPAIR = "Correct it with the gguf package's gguf_set_metadata.py, or convert the model anew."
 
 # --- how a BPE of bytes splits texts, by tokenizer.ggml.pre ---------------------------------------
@@ -40,29 +41,25 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD = SUFFIX + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
 SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+SIGNS_OR_SLASHES = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*"
 SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 CASED = [r"[^\r\n\p{L}\p{N}]?" + UPPER + f"{a}{LOWER}{b}" for a, b in ("*+", "+*")]
 LLAMA3 = (WORD + r"\p{N}{1,3}" + SIGNS + SPACES,)
-WHOLE_WORDS = (  # of these a word that is a token is not merged from parts, and BOS is added
-    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
-    *("jina-v5-nano", "tekken"),
-)
+# These take a word that is a token whole, whatever the merges, and add BOS.
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "tekken")
 SPLITS = {
     "default": (r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     **dict.fromkeys((*WHOLE_WORDS, "dbrx", "smaug-bpe"), LLAMA3),
-    "tekken": ("|".join(CASED) + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + SPACES,),
+    "tekken": ("|".join([*CASED, r"\p{N}"]) + SIGNS_OR_SLASHES + SPACES,),
+    "gpt-4o": (f"{SUFFIX}?|".join([*CASED, r"\p{N}{1,3}" + SIGNS_OR_SLASHES + SPACES]),),
     **dict.fromkeys(
-        ("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
-        (f"{SUFFIX}?|".join([*CASED, r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + SPACES]),),
-    ),
-    **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan"),
+        ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2"),
         (WORD + r"\p{N}" + SIGNS + SPACES,),
     ),
     "seed-coder": (WORD + r"\p{N}| ?[^\s\p{L}\p{N}\r\n]+" + SPACES,),
     **dict.fromkeys(
-        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "a.x-4.0", "mellum", "exaone4"),
+        ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "a.x-4.0", "mellum"),
         (GPT2,),
     ),
     **dict.fromkeys(
@@ -81,9 +78,9 @@ SPLITS = {
 
 
 def mark_ids(fields: Fields, role: str, rows: int) -> list[int]:
-    """Ids of a mark, of which the first is its token; llama.cpp's default if the file has none.
+    """Find the ids of a mark, its token's first; llama.cpp's default if the file names none.
 
-    A default that is an ordinary token in this file is left out.
+    A default that is an ordinary token in this file does not count.
 
     Args:
       role: "bos", "eos", "eot", "eom", "unknown" or "padding".
@@ -100,9 +97,10 @@ def mark_ids(fields: Fields, role: str, rows: int) -> list[int]:
             if type(value) is not int or not 0 <= value < rows:
                 raise ValueError(f"{key}={value!r} should be an id of its {rows} tokens. {REPAIR}")
             found.append(value)
-    default = DEFAULT_IDS.get(str(fields.get(MODEL)), {}).get(role, rows)
-    types = _listed(fields.get(f"{PREFIX}token_type", []))
-    if not found and default < len(types) and types[default] in (CONTROL, UNKNOWN):
+    default: int = DEFAULT_IDS.get(str(fields.get(MODEL)), {}).get(role, rows)
+    types = fields.get(f"{PREFIX}token_type")
+    is_mark = isinstance(types, np.ndarray) and types[default : default + 1].tolist()
+    if not found and is_mark in ([CONTROL], [UNKNOWN]):
         found = [default]
     return found
 
@@ -140,14 +138,17 @@ def tokenizer(path: Path) -> Any:
         raise ValueError(
             f"{MODEL}={model!r} is not supported; supported are {', '.join(map(repr, BUILDERS))}."
         )
-    template = fields.get(TEMPLATE)
-    if not isinstance(template, str | None):
-        raise ValueError(f"{TEMPLATE}={template!r} should be a text. {REPAIR}")
+    template, pre = fields.get(TEMPLATE, ""), fields.get(PRE, "default")
+    for key, text in ((TEMPLATE, template), (PRE, pre)):
+        if not isinstance(text, str):
+            raise ValueError(f"{key}={text!r} should be a text. {REPAIR}")
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(_texts(fields, "tokens"))]
+    if (longest := max(map(len, tokens))) > MAX_TOKEN:
+        raise ValueError(f"{TOKENS} hold one of {longest:,} characters. {AGAIN}")
     types = _numbers(fields, "token_type", len(tokens), NORMAL)
     scores = _numbers(fields, "scores", len(tokens), 0.0 if model == "gpt2" else None)
     marks = {role: ids[0] for role in MARKS if (ids := mark_ids(fields, role, len(tokens)))}
-    adds = {"bos": model == "llama" or fields.get(PRE) in WHOLE_WORDS, "eos": model == "t5"}
+    adds = {"bos": model == "llama" or pre in WHOLE_WORDS, "eos": model == "t5"}
     adds = {role: _flag(fields, f"add_{role}_token", adds[role]) for role in adds}
     for role, needed in {**adds, "unknown": model == "t5"}.items():
         if needed and role not in marks:
@@ -167,7 +168,7 @@ def tokenizer(path: Path) -> Any:
         built.add_tokens([AddedToken(x, normalized=False, special=is_special) for x in there])
     return PreTrainedTokenizerFast(
         tokenizer_object=built,
-        chat_template=template,
+        chat_template=template or None,
         **{f"add_{role}_token": value for role, value in adds.items()},
         **{f"{name}_token": tokens[marks[role]] for role, name in MARKS.items() if role in marks},
     )
@@ -202,10 +203,10 @@ def _bytes_bpe(fields: Fields, vocabulary: Vocabulary) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     pre = fields.get(PRE, "default")
-    if not isinstance(pre, str) or pre not in SPLITS:
+    if pre not in SPLITS:
         raise ValueError(
-            f"{PRE}={pre!r} is not supported, so texts would be split otherwise than for its "
-            f"model. Supported are {', '.join(SPLITS)}. Take the model's own directory instead."
+            f"{PRE}={pre!r} is not supported; supported are {', '.join(SPLITS)}. Another split "
+            "would give its model other tokens: take the model's own directory instead."
         )
     if f"{PREFIX}merges" not in fields:
         raise ValueError(f"{PREFIX}merges are missing, and a BPE needs them. {REPAIR}")
@@ -233,10 +234,9 @@ def _sentencepiece(fields: Fields, vocabulary: Vocabulary) -> Any:
                 merges.append((score, at, (token[:at], token[at:])))
     merges.sort(key=lambda merge: merge[:2], reverse=True)
     pairs = [pair for *_, pair in merges]
-    unknown = (
-        vocabulary.tokens[vocabulary.marks["unknown"]] if "unknown" in vocabulary.marks else None
-    )
-    options = {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
+    options: dict[str, Any] = {"fuse_unk": True, "byte_fallback": True}
+    if (unknown := vocabulary.marks.get("unknown")) is not None:
+        options["unk_token"] = vocabulary.tokens[unknown]
     built = Tokenizer(models.BPE(ids, pairs, **options))
     prefix = _flag(fields, "add_space_prefix", True)
     # Each text between two marks gets a space, as in llama.cpp: also one that begins with spaces.
@@ -256,12 +256,12 @@ def _unigram(fields: Fields, vocabulary: Vocabulary) -> Any:
         for token, kind, score in zip(*vocabulary[:3], strict=True)
     ]
     built = Tokenizer(models.Unigram(pieces, unk_id=vocabulary.marks["unknown"]))
-    prefix, steps = _flag(fields, "add_space_prefix", True), []
-    charsmap = fields.get(f"{PREFIX}precompiled_charsmap")
-    if isinstance(charsmap, np.ndarray):
-        table = charsmap.astype(np.uint8).tobytes()
+    prefix, charsmap = _flag(fields, "add_space_prefix", True), fields.get(CHARSMAP)
+    steps: list[Any] = []
+    if charsmap is not None:
+        table = charsmap.tobytes() if isinstance(charsmap, np.ndarray) else b""
         if not spiece.is_charsmap(table):
-            raise ValueError(f"{PREFIX}precompiled_charsmap is not as long as it says. {AGAIN}")
+            raise ValueError(f"{CHARSMAP} is not a table of its stated length. {AGAIN}")
         steps.append(normalizers.Precompiled(table))
     if _flag(fields, "remove_extra_whitespaces", True):
         steps += [
@@ -285,7 +285,7 @@ def _texts(fields: Fields, name: str) -> list[str]:
     return found
 
 
-def _numbers(fields: Fields, name: str, count: int, default: int | None = None) -> list[Any]:
+def _numbers(fields: Fields, name: str, count: int, default: float | None = None) -> list[Any]:
     """The numbers of a list, one for each token."""
     if f"{PREFIX}{name}" not in fields and default is not None:
         return [default] * count
