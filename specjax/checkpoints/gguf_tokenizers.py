@@ -32,7 +32,7 @@ DEFAULT_IDS = {
     "t5": {"eos": 1, "unknown": 2, "padding": 0},
 }
 SPACE = "▁"  # SentencePiece's
-MAX_TOKEN = 1_000  # characters; published vocabularies have at most 512
+MAX_TOKEN = 1_000  # characters; published vocabularies stay below
 REPAIR = "Correct it with the gguf package's gguf_set_metadata.py, or convert the model anew."
 
 # --- how a BPE of bytes splits texts, by tokenizer.ggml.pre ---------------------------------------
@@ -66,7 +66,8 @@ SPLITS = {
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
         (r"\p{N}", GPT2),
     ),
-    "superbpe": (r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
+    # Digits in threes from the last one. Only a number's beginning looks ahead, or time is squared.
+    "superbpe": (r"\p{N}+", r"(?<!\d)\d{1,2}(?=(?:\d{3})+(?!\d))|\d{3}"),
     "deepseek-coder": (
         *(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"),
         r"\p{N}",
@@ -95,7 +96,9 @@ def mark_ids(fields: Fields, role: str, rows: int) -> list[int]:
             if type(value) is int and value in NO_IDS:
                 continue
             if type(value) is not int or not 0 <= value < rows:
-                raise ValueError(f"{key}={value!r} should be an id of its {rows} tokens. {REPAIR}")
+                raise ValueError(
+                    f"{key}={value!r:.80} should be an id of its {rows} tokens. {REPAIR}"
+                )
             found.append(value)
     default: int = DEFAULT_IDS.get(str(fields.get(MODEL)), {}).get(role, rows)
     types = fields.get(f"{PREFIX}token_type")
@@ -113,7 +116,7 @@ def _listed(value: Any) -> list[Any]:
 def _flag(fields: Fields, name: str, default: bool) -> bool:
     value = fields.get(f"{PREFIX}{name}", default)
     if type(value) is not bool:
-        raise ValueError(f"{PREFIX}{name}={value!r} should be a truth value. {REPAIR}")
+        raise ValueError(f"{PREFIX}{name}={value!r:.80} should be a truth value. {REPAIR}")
     return value
 
 
@@ -136,12 +139,13 @@ def tokenizer(path: Path) -> Any:
     model = fields.get(MODEL)
     if not isinstance(model, str) or model not in BUILDERS:
         raise ValueError(
-            f"{MODEL}={model!r} is not supported; supported are {', '.join(map(repr, BUILDERS))}."
+            f"{MODEL}={model!r:.80} is not supported; supported are "
+            f"{', '.join(map(repr, BUILDERS))}."
         )
     template, pre = fields.get(TEMPLATE, ""), fields.get(PRE, "default")
     for key, text in ((TEMPLATE, template), (PRE, pre)):
         if not isinstance(text, str):
-            raise ValueError(f"{key}={text!r} should be a text. {REPAIR}")
+            raise ValueError(f"{key}={text!r:.80} should be a text. {REPAIR}")
     tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(_texts(fields, "tokens"))]
     if (longest := max(map(len, tokens))) > MAX_TOKEN:
         raise ValueError(f"{TOKENS} hold one of {longest:,} characters. {AGAIN}")
@@ -205,7 +209,7 @@ def _bytes_bpe(fields: Fields, vocabulary: Vocabulary) -> Any:
     pre = fields.get(PRE, "default")
     if pre not in SPLITS:
         raise ValueError(
-            f"{PRE}={pre!r} is not supported; supported are {', '.join(SPLITS)}. Another split "
+            f"{PRE}={pre!r:.80} is not supported; supported are {', '.join(SPLITS)}. Another split "
             "would give its model other tokens: take the model's own directory instead."
         )
     if f"{PREFIX}merges" not in fields:
@@ -214,7 +218,7 @@ def _bytes_bpe(fields: Fields, vocabulary: Vocabulary) -> Any:
     for merge in _texts(fields, "merges"):
         at = merge.find(" ", 1)
         if at < 0:
-            raise ValueError(f"{PREFIX}merges: {merge!r} should be two tokens. {REPAIR}")
+            raise ValueError(f"{PREFIX}merges: {merge!r:.80} should be two tokens. {REPAIR}")
         merges.append((merge[:at], merge[at + 1 :]))
     built = Tokenizer(models.BPE(vocabulary.ids(), merges, ignore_merges=pre in WHOLE_WORDS))
     splits = [pre_tokenizers.Split(Regex(one), "isolated") for one in SPLITS[pre]]
@@ -278,7 +282,7 @@ BUILDERS = {"gpt2": _bytes_bpe, "llama": _sentencepiece, "t5": _unigram}
 
 
 def _texts(fields: Fields, name: str) -> list[str]:
-    """The texts of a list."""
+    """The texts of a list that is not empty."""
     found = fields[f"{PREFIX}{name}"]
     if not isinstance(found, list) or not found:
         raise ValueError(f"{PREFIX}{name} should be a list of texts. {REPAIR}")
@@ -291,5 +295,5 @@ def _numbers(fields: Fields, name: str, count: int, default: float | None = None
         return [default] * count
     found = fields.get(f"{PREFIX}{name}", ())
     if not isinstance(found, np.ndarray) or len(found) != count or not np.isfinite(found).all():
-        raise ValueError(f"{PREFIX}{name} should be {count} numbers, one for each token. {REPAIR}")
+        raise ValueError(f"{PREFIX}{name} should be {count} finite numbers, one a token. {REPAIR}")
     return found.tolist()

@@ -238,14 +238,14 @@ REFUSED = {
     "a text": ({"padding_token_id": "x"}, f"padding_token_id='x' {SOME}"),
     "a flag": ({"add_bos_token": 7}, "add_bos_token=7 should be a truth value"),
     "no mark to add": ({"add_eos_token": True, "eos_token_id": None}, "eos_token_id is missing"),
-    "fewer types": ({"token_type": [1]}, "token_type should be 300 numbers"),
+    "fewer types": ({"token_type": [1]}, "token_type should be 300 finite numbers"),
     "no merges": ({"merges": None}, "merges are missing"),
     "a merge of one": ({"merges": ["abc"]}, "'abc' should be two tokens"),
     "a merge of others": ({"merges": ["abc abd"]}, "cannot be read"),
     "no texts": ({"merges": [3]}, "merges should be a list of texts"),
     "another split": ({"pre": "viking"}, "pre='viking' is not supported"),
     "an unknown kind": ({"model": "rwkv"}, "model='rwkv' is not supported"),
-    "no scores": ({"model": "llama"}, "scores should be 300 numbers"),
+    "no scores": ({"model": "llama"}, "scores should be 300 finite numbers"),
 }
 
 
