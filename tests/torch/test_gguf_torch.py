@@ -94,7 +94,7 @@ def test_logits(model, kind, tmp_path):
 
 @pytest.mark.parametrize("name", ["bpe", "bpe of gpt2", "sentencepiece of gemma2"])
 def test_ids(name, tmp_path):
-    """Of kinds whose metadata transformers follows; `io/test_gguf_tokenizers.py` has the rules."""
+    """The kinds whose metadata transformers follows; `io/test_gguf_tokenizers.py` has the rest."""
     path = variants.with_vocabulary(tmp_path / "x.gguf", name)
     ours = load(path).tokenizer
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
