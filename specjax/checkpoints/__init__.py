@@ -7,7 +7,7 @@ parameters, in their final dtype. So loading needs hardly more memory than the m
 - `finding`: a name → its directory, its configs
 - `families`, `config_json`: configs → the module to build, and the names of its tensors
 - `weights`, `tensors`: files of every format → tensors by name
-- `gguf_models`: a GGUF file → config, tensors and tokenizer
+- `gguf_models`, `gguf_tokenizers`: a GGUF file → config and tensors, tokenizer
 - `parameters`: tensors → the parameters of a module, and back
 - `tokenizers`: the tokenizer, marks and limits
 - `loading`, `saving`: all of it → a `Checkpoint`, and back

@@ -1,4 +1,4 @@
-"""Turns a GGUF file into what Hugging Face's directories hold: config, names of tensors, tokenizer.
+"""Turns a GGUF file into what Hugging Face's directories hold: a config and names of tensors.
 
 Read are the architectures llama (Mistral too), qwen2, qwen3, gemma2, gemma3, gpt2 and t5 (mT5 and
 umT5 too), as llama.cpp's converter writes them. It interleaves the halves of each head in a Llama's
@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.checkpoints import gemma, gguf_files, gpt, spiece
-from specjax.checkpoints.config_json import NO_ID, check_fields, check_sizes
+from specjax.checkpoints import gemma, gguf_files, gpt
+from specjax.checkpoints.config_json import check_fields, check_sizes
 from specjax.checkpoints.gguf_files import GGUF, GGUFTensor
+from specjax.checkpoints.gguf_tokenizers import ENDS, TOKENS, mark_ids
 from specjax.checkpoints.tensors import AGAIN, Tensor, Turned, read_into
 from specjax.models.llama import Rope, frequencies
 from specjax.support.ranges import LARGEST
@@ -160,12 +161,6 @@ OTHER = (  # fields that are no sizes
     "final_logit_softcapping",
     "sliding_window",
 )
-TOKENIZER = "tokenizer.ggml."
-TOKENS = f"{TOKENIZER}tokens"
-ENDS = ("eos", "eot", "eom")  # of a text, of a turn, of a message that calls a tool
-PADDING = re.compile(r"\[PAD\d+\]")  # llama.cpp's name of a row that has no token
-MASK = "<mask>"
-SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -205,13 +200,13 @@ def _config(found: GGUF) -> dict[str, Any]:
     tokens = fields.get(TOKENS, ())
     if not isinstance(tokens, list | tuple) or len(tokens) not in ((rows,) if tokens else (0,)):
         raise ValueError(f"{TOKENS} are not as many as the rows of {EMBEDDING}, {rows}. {AGAIN}")
-    ends = [_plain(fields.get(f"{TOKENIZER}{end}_token_id")) for end in ENDS]
+    ids = {role: mark_ids(fields, role, rows) for role in ("bos", "padding", *ENDS)}
     raw |= {
         "model_type": kind,
         "vocab_size": rows,
-        "bos_token_id": _plain(fields.get(f"{TOKENIZER}bos_token_id")),
-        "pad_token_id": _plain(fields.get(f"{TOKENIZER}padding_token_id")),
-        "eos_token_id": [end for end in ends if end is not None],
+        "bos_token_id": next(iter(ids["bos"]), None),
+        "pad_token_id": next(iter(ids["padding"]), None),
+        "eos_token_id": [end for role in ENDS for end in ids[role]],
         "tie_word_embeddings": HEAD not in there,
     }
     if kind == "gpt2":
@@ -349,56 +344,3 @@ def _named(found: GGUF, raw: Mapping[str, Any]) -> dict[str, Tensor]:
         turned = (place + own + suffix).endswith(layout.turned) if layout.turned else False
         named[place + own + suffix] = Turned.of(tensor) if turned else tensor
     return named
-
-
-def tokenizer(path: Path) -> Any:
-    """Load the tokenizer as transformers reads it from the file, but without torch.
-
-    Returns: None if the file has none. Its errors are of any kind.
-    """
-    from tokenizers import normalizers
-    from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
-
-    fields = gguf_files.read(path).fields
-    if TOKENS not in fields:
-        return None
-    given, options = (
-        {
-            name: _listed(fields[f"tokenizer.{key}"])
-            for key, name in GGUF_TOKENIZER_MAPPING[group].items()
-            if f"tokenizer.{key}" in fields
-        }
-        for group in ("tokenizer", "tokenizer_config")
-    )
-    tokens, ids = given["tokens"], []
-    if given.get("tokenizer_type") == "llama":
-        options.setdefault("add_bos_token", True)
-    for role, stored in SPECIAL.items():
-        i = fields.get(f"{TOKENIZER}{stored}_token_id", NO_ID)
-        options[f"{role}_token"] = None if i == NO_ID else tokens[i]
-        ids.append(i)
-    if fields["general.architecture"] in PERIODS and MASK in tokens:
-        options["mask_token"] = MASK  # the file has no key for a Gemma's
-    end = len(tokens)
-    while end and PADDING.fullmatch(tokens[end - 1]):
-        end -= 1
-    extra = spiece.EXTRA_IDS if given.get("tokenizer_type") == "t5" else 0
-    end = min(max(end + extra, *(i + 1 for i in ids)), len(tokens))
-    for key in ("tokens", "scores", "token_type"):
-        if len(given.get(key, tokens)) != len(tokens):
-            raise ValueError(f"{TOKENIZER}{key} are not as many as the tokens")
-        if key in given:
-            given[key] = given[key][:end]
-    built, _ = convert_gguf_tokenizer(fields["general.architecture"], given)
-    charsmap = given.get("precompiled_charsmap")  # transformers does not follow it
-    if isinstance(charsmap, list) and extra:
-        table = bytes(byte % 256 for byte in charsmap)
-        if not spiece.is_charsmap(table):
-            raise ValueError("precompiled_charsmap is not as long as it says")
-        built.normalizer = normalizers.Precompiled(table)
-    return PreTrainedTokenizerFast(tokenizer_object=built, **options)
-
-
-def _listed(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value

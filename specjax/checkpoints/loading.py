@@ -147,6 +147,7 @@ def opened(
             "never ends an output. Is config.json or generation_config.json another model's?",
             stacklevel=3,
         )
+    chat_ends = {i for i in tokenizers.chat_ends(tokenizer) if i < vocab_size}
     with naming(directory):
         max_source_len = tokenizers.max_source_len(tokenizer, raw, config)
     if placement is None:
@@ -161,7 +162,7 @@ def opened(
         model=model,
         config=config,
         tokenizer=tokenizer,
-        eos_ids=eos_ids,
+        eos_ids=tuple(sorted({*eos_ids, *chat_ends})),
         max_source_len=max_source_len,
         prefix=tokenizers.prefix(raw, directory),
         metadata=finding.metadata(directory),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints import gguf_files, gguf_models, spiece, t5x_files
+from specjax.checkpoints import gguf_files, gguf_tokenizers, spiece, t5x_files
 from specjax.checkpoints.tensors import AGAIN, read_json
 from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
@@ -17,6 +17,12 @@ from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 # Model types whose tokenizer_class transformers follows.
 GENERIC = ("t5", "mt5", "umt5", "gpt2", "llama")
+# Ends of a turn, a message or a text in the templates of published chat models.
+ENDS = (
+    *("<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>"),
+    *("<|endoftext|>", "<|endofturn|>", "[|endofturn|]", "<|end_of_turn|>", "<end_of_utterance>"),
+    *("<\uff5cend▁of▁sentence\uff5c>", "<EOT>", "<eos>", "</s>"),
+)
 BYTES = "ByT5Tokenizer"  # the class without a file: ids are bytes + 3, behind pad, EOS and unknown
 MIN_SHARE_OF_ROWS = 0.5  # of an embedding that have ids; published models pad by less than a tenth
 
@@ -83,12 +89,10 @@ def from_gguf(path: Path) -> Any:
     """Load the tokenizer of a GGUF file, None if it has none; ValueError if that fails."""
     try:
         with panics():
-            return gguf_models.tokenizer(path)
-    except ImportError as error:
-        raise ValueError(
-            f"{path}: its tokenizer needs a newer transformers: pip install 'specjax[gguf]'."
-        ) from error
-    except Exception as error:  # transformers and the tokenizers library raise any kind
+            return gguf_tokenizers.tokenizer(path)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    except Exception as error:  # the tokenizers library raises any kind
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
             f"The tokenizer in {path} cannot be read ({type(error).__name__}: {reason[:200]}). "
@@ -273,6 +277,19 @@ def eos_ids(value: Any) -> tuple[int, ...]:
     """The EOS ids as a tuple, from an id, a list of them or None."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(sorted(set(ids)))
+
+
+def chat_ends(tokenizer: Any) -> set[int]:
+    """The ids that end a chat model's answer by their names; empty without a chat template.
+
+    Many configs name the end of a text alone. Of the names in `ENDS` special tokens count, and
+    other added tokens if the template writes them: `</s>` is a tag of HTML in Gemma's vocabulary.
+    """
+    if not has_template(tokenizer):
+        return set()
+    template, added = str(tokenizer.chat_template), tokenizer.added_tokens_decoder.items()
+    named = {i: token for i, token in added if token.content in ENDS}
+    return {i for i, token in named.items() if token.special or token.content in template}
 
 
 def max_source_len(tokenizer: Any, raw: Mapping[str, Any], config: Any) -> int:

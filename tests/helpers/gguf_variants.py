@@ -359,6 +359,8 @@ def add_vocabulary(writer: gguf.GGUFWriter, vocabulary: Mapping[str, Any]) -> No
             writer.add_bool(name, value)
         elif isinstance(value, int):
             writer.add_uint32(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
         elif isinstance(value, str):
             writer.add_string(name, value)
         else:

@@ -92,8 +92,9 @@ def test_logits(model, kind, tmp_path):
         np.testing.assert_array_equal(again, found)
 
 
-@pytest.mark.parametrize("name", variants.VOCABULARIES)
+@pytest.mark.parametrize("name", ["bpe", "bpe of gpt2", "sentencepiece of gemma2"])
 def test_ids(name, tmp_path):
+    """The kinds whose metadata transformers follows; `io/test_gguf_tokenizers.py` has the rest."""
     path = variants.with_vocabulary(tmp_path / "x.gguf", name)
     ours = load(path).tokenizer
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
@@ -101,7 +102,7 @@ def test_ids(name, tmp_path):
         ids = theirs(text)["input_ids"]
         assert ours(text)["input_ids"] == ids
         assert ours.decode(ids) == theirs.decode(ids)
-    assert ours.special_tokens_map == theirs.special_tokens_map
+    assert ours.special_tokens_map.items() <= theirs.special_tokens_map.items()
     if theirs.chat_template:
         chat = [{"role": "user", "content": "the"}]
         assert (
