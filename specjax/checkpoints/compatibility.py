@@ -1,8 +1,8 @@
-"""Checks that a draft fits a target: the same ids for the same text.
+"""Checks that a draft fits a target: each id is the same token in both.
 
 The output's distribution is the target's with any draft over the target's ids
-(`drafters.resizing.over`). A draft that reads the ids as other text costs only speed: its tokens
-are rarely accepted. So it is refused unless the user insists (`check_tokens=False`).
+(`drafters.resizing.over`). A draft that reads the ids as other tokens costs only speed: its
+proposals are rarely accepted. So it is refused unless the user insists (`check_tokens=False`).
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from typing import Any
 
 from specjax.checkpoints import Checkpoint, start_field
 from specjax.checkpoints.tokenizers import panics
+from specjax.support.ranges import whole
 
 INSIST = (
     "Or give check_tokens=False: outputs keep the target's distribution, and drafted tokens are "
@@ -23,17 +24,11 @@ ANOTHER = (
     "Speculation needs a draft with the target's tokenizer: choose or train another draft. "
     f"{INSIST}"
 )
-SAME_FILES = (
-    "If both models were trained with one tokenizer, copy tokenizer.json and tokenizer_config.json "
-    "from the target's directory to the draft's; otherwise choose or train another draft. "
-    f"{INSIST}"
-)
 INSISTED = "A draft with the target's tokenizer is right more often."
 INPUT = "input"  # stays with check_tokens=False: such a draft cannot run
 MAX_PADDING = 256  # rows that an embedding may have beyond its tokenizer's ids (T5: 28)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-BOS = "bos_token"
-ROLES = ("unk_token", "sep_token", "cls_token", "mask_token", BOS)
+ROLES = ("unk_token", "sep_token", "cls_token", "mask_token", "bos_token")
 # Texts that tokenizers encode differently, by kind. Capitals, accents and runs of spaces occur only
 # in their own kinds, so a difference shows in few of them.
 HARD_TEXTS: dict[str, tuple[str, ...]] = {
@@ -83,7 +78,7 @@ def check_pair(target: Checkpoint, draft: Checkpoint, *, check_tokens: bool = Tr
       check_tokens: False refuses only a draft that cannot read what the target reads.
 
     Raises:
-      ValueError: names the first checks that failed, both values, and the way out.
+      ValueError: names the checks that failed, both values, and the way out.
     """
     failed = [
         check
@@ -91,10 +86,9 @@ def check_pair(target: Checkpoint, draft: Checkpoint, *, check_tokens: bool = Tr
         if check.required and not check.passed
     ]
     if failed:
-        more = f"; {len(failed) - 2} more checks failed" if len(failed) > 2 else ""
         raise ValueError(
             f"The target {target.name} and the draft {draft.name} do not fit: "
-            f"{'; '.join(map(str, failed[:2]))}{more}. {failed[0].way_out}"
+            f"{'; '.join(map(str, failed))}. {failed[0].way_out}"
         )
 
 
@@ -107,8 +101,9 @@ def check_ids(name: str, size: int, target: Checkpoint, *, check_tokens: bool = 
       check_tokens: False accepts it all the same.
 
     Raises:
-      ValueError: it has more ids.
+      ValueError: it has more ids, or their number is no whole number ≥ 1.
     """
+    size = whole(f"the vocab_size of {name}", size, "[1, ∞)")
     if check_tokens and size > target.model.vocab_size:
         raise ValueError(
             f"{name} drafts {size} ids, and {target.name} has {target.model.vocab_size}: it was "
@@ -123,10 +118,11 @@ def compare(target: Checkpoint, draft: Checkpoint, *, tokens: bool = True) -> li
     - vocabulary size, token ids: an id means one token. Padding is not counted, nor are tokens that
       were added to the draft alone, past the target's ids: the draft is cut there. The draft never
       proposes tokens that were added to the target alone. Without a tokenizer, only sizes count.
-    - special tokens: a role, such as EOS, has the same token in both. BOS is not required.
-    - encoding, decoding: texts become the same ids, and these the same text again. The texts are
-      `HARD_TEXTS`, the target's special tokens inside a text, and a sample of its pieces. Decoding
-      uses the target's tokenizer alone, so a difference is one from the draft's training.
+    - special tokens: a role, such as EOS, has the same token in both. Not required.
+    - encoding, decoding: texts become the same ids, and these the same text again. Not required:
+      the target's tokenizer alone reads and writes texts, and the draft sees ids. A difference may
+      say that the draft was trained with another tokenizer. The texts are `HARD_TEXTS`, the
+      target's special tokens inside a text, and a sample of its pieces.
     - start token, end tokens, empty text, padding token, chat template, positions: not required.
       The target's tokens begin and end a text, no model sees padding, and templates are the
       caller's. A draft with fewer positions only drafts badly past its last.
@@ -237,13 +233,19 @@ def _compare_tokenizers(target: Any, draft: Any, sizes: tuple[int, int]) -> tupl
     }
     encoded = {kind: [(text, _encode(target, text)) for text in texts[kind]] for kind in texts}
     marked = _encode(target, "", marks=True)
-    return (
-        _vocabulary_size(ours, theirs, added),
-        _token_ids(ours, theirs),
+    remarks = (
         _special_tokens(target, draft, ours, theirs),
         _encoding(target, draft, "empty text", [("", marked)], marks=True),
         *(_encoding(target, draft, kind, pairs) for kind, pairs in encoded.items()),
         _decoding(target, draft, [ids for pairs in encoded.values() for _, ids in pairs]),
+    )
+    return (
+        _vocabulary_size(ours, theirs, added),
+        _token_ids(ours, theirs),
+        *(
+            dataclasses.replace(one, required=False, way_out=one.way_out and INSISTED)
+            for one in remarks
+        ),
     )
 
 
@@ -288,13 +290,12 @@ def _special_tokens(
 ) -> Check:
     """Compare the roles that both have. Others show where they change an encoding."""
     names = target.special_tokens_map, draft.special_tokens_map
-    both = [role for role in ROLES if role in names[0] and role in names[1]]  # BOS comes last
+    both = [role for role in ROLES if role in names[0] and role in names[1]]
     for role in both:
         token, other = names[0][role], names[1][role]
         if (token, ours.get(token)) != (other, theirs.get(other)):
             values = f"{token!r}, id {ours.get(token)},", f"{other!r}, id {theirs.get(other)},"
-            options = {"way_out": SAME_FILES, "required": role != BOS}
-            return _check("special tokens", False, values, subject=role, **options)
+            return _check("special tokens", False, values, subject=role)
     return _check("special tokens", True, [", ".join(both) or "none"] * 2)
 
 
@@ -308,8 +309,8 @@ def _encoding(
         if ids != others:
             values = _cut(target, ids, others), _cut(draft, others, ids)
             # Only the target's tokenizer frames texts: the draft sees a frame that is new to it.
-            options = {"way_out": "" if marks else SAME_FILES, "required": not marks}
-            return _check(name, False, values, subject=_short(text), **options)
+            way_out = "" if marks else ANOTHER
+            return _check(name, False, values, subject=_short(text), way_out=way_out)
     count = sum(len(ids) for _, ids in pairs if not isinstance(ids, str))
     return _check(name, True, [f"{count} ids"] * 2)
 
@@ -321,7 +322,7 @@ def _decoding(target: Any, draft: Any, encoded: list[Any]) -> Check:
         if texts[0] != texts[1]:
             subject = f"ids {str(ids[:6])[1:-1]}{' …' * (len(ids) > 6)}"
             values = map(_short, texts)
-            return _check("decoding", False, values, subject=subject, way_out=SAME_FILES)
+            return _check("decoding", False, values, subject=subject)
     return _check("decoding", True, [f"{len(rows)} texts"] * 2)
 
 

@@ -5,11 +5,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.checkpoints.gguf_files import way_out
 from specjax.checkpoints.tensors import Tensor, equal
-from specjax.support.ranges import LARGEST, LARGEST_WHOLE
+from specjax.support.ranges import LARGEST, LARGEST_WHOLE, shown
 
 IDS = ("decoder_start_token_id", "bos_token_id", "pad_token_id", "eos_token_id")
 NO_ID = -1
+ID = "an integer ≥ 0 and below 2³¹, or -1 for none"
 # The fields that count layers, and how the names of their tensors begin.
 LAYERS = {
     "num_layers": "encoder.block.",
@@ -37,11 +39,11 @@ def check_fields(raw: Mapping[str, Any], fields: Mapping[str, str] | None = None
     for key, value in raw.items():
         kind = kinds.get(key)
         if value is not None and kind is not None and not KINDS[kind](value):
-            raise ValueError(f"{key}={value!r} should be {kind}.")
+            raise ValueError(f"{key}={shown(value)} should be {kind}.")
 
 
 def _is_id(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value <= LARGEST_WHOLE
 
 
 def _is_id_or_none(value: Any) -> bool:
@@ -53,30 +55,30 @@ def _is_number(value: Any) -> bool:
 
 
 KINDS: dict[str, Callable[[Any], bool]] = {
-    "an integer ≥ 0": _is_id,
-    "an integer ≥ 0, or -1 for none": _is_id_or_none,
-    "an integer ≥ 1": lambda value: _is_id(value) and value > 0,
-    "an id or a list of ids": lambda value: (
+    "an integer ≥ 0 and below 2³¹": _is_id,
+    ID: _is_id_or_none,
+    "an integer ≥ 1 and below 2³¹": lambda value: _is_id(value) and value > 0,
+    "an id below 2³¹, or a list of them": lambda value: (
         all(map(_is_id_or_none, value)) if isinstance(value, list) else _is_id_or_none(value)
     ),
     "a finite number ≥ 0": _is_number,
+    "a number in [0, 1)": lambda value: _is_number(value) and value < 1,
     "true or false": lambda value: type(value) is bool,
     "a string": lambda value: isinstance(value, str),
     "a list of strings": lambda value: (
         isinstance(value, list) and all(isinstance(entry, str) for entry in value)
     ),
-    "a list of integers ≥ 0": lambda value: isinstance(value, list) and all(map(_is_id, value)),
+    "a list of integers ≥ 0 and below 2³¹": lambda value: (
+        isinstance(value, list) and all(map(_is_id, value))
+    ),
     "an object": lambda value: isinstance(value, dict),
     "an object of objects": lambda value: (
         isinstance(value, dict) and all(isinstance(entry, dict) for entry in value.values())
     ),
 }
 FIELDS: dict[str, str] = {
-    **dict.fromkeys(
-        ("decoder_start_token_id", "bos_token_id", "pad_token_id"),
-        "an integer ≥ 0, or -1 for none",
-    ),
-    "max_window_layers": "an integer ≥ 0",
+    **dict.fromkeys(("decoder_start_token_id", "bos_token_id", "pad_token_id"), ID),
+    "max_window_layers": "an integer ≥ 0 and below 2³¹",
     **dict.fromkeys(
         (
             "num_beams",
@@ -85,13 +87,12 @@ FIELDS: dict[str, str] = {
             "sliding_window_pattern",
             "query_pre_attn_scalar",
         ),
-        "an integer ≥ 1",
+        "an integer ≥ 1 and below 2³¹",
     ),
-    "eos_token_id": "an id or a list of ids",
+    "eos_token_id": "an id below 2³¹, or a list of them",
+    **dict.fromkeys(("layer_norm_epsilon", "rms_norm_eps"), "a number in [0, 1)"),
     **dict.fromkeys(
         (
-            "layer_norm_epsilon",
-            "rms_norm_eps",
             "rope_local_base_freq",
             "attn_logit_softcapping",
             "final_logit_softcapping",
@@ -155,7 +156,7 @@ def check_sizes(fields: Mapping[str, Any], *, other: Collection[str]) -> None:
         if key in other:
             continue
         if type(value) is not int or value < least:
-            raise ValueError(f"{key}={value!r} should be an integer ≥ {least}.")
+            raise ValueError(f"{key}={shown(value)} should be an integer ≥ {least}.")
         most = MOST_LAYERS if key in LAYERS else LARGEST_WHOLE
         if value > most:
             raise ValueError(f"{key}={value} should be at most {most}.")
@@ -179,7 +180,7 @@ def check_layers(config: Any, tensors: Mapping[str, Tensor]) -> None:
         if count > there:
             raise ValueError(
                 f"{key}={count}, but layers beyond the {there} of {place}* are missing from the "
-                "weights, or config.json is of another model. Copy or download both again."
+                f"weights, or the config is of another model. {way_out(tensors)}"
             )
 
 

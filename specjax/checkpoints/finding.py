@@ -14,24 +14,20 @@ from specjax.checkpoints.tensors import Tensor, read_json
 from specjax.checkpoints.weights import SAFETENSORS, wanted
 from specjax.support.ranges import shown
 
+HUB_NAME = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
+
 
 def locate(name: str | os.PathLike) -> Path:
     """Find a checkpoint's directory or GGUF file; a hub name is downloaded to the local cache."""
-    if not isinstance(name, str | os.PathLike):
-        raise ValueError(f"{shown(name)} must be a directory or a hub name, as text or a path.")
-    path = Path(name)
-    if path.is_dir():
-        if (path / "config.json").is_file():
+    if _is_here(name):
+        path = Path(name)
+        if path.is_dir() and not (path / "config.json").is_file():
+            return gguf_files.only(path) or t5x_files.latest(path)
+        if path.is_dir() or is_gguf(path):
             return path
-        return gguf_files.only(path) or t5x_files.latest(path)
-    if is_gguf(path):
-        return path
-    if path.exists():
         raise ValueError(
-            f"{path} is a file; give the directory that holds config.json, or a file *.gguf."
+            f"{path} is a file; give the directory that holds config.json, or a GGUF file."
         )
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", str(name)):
-        raise FileNotFoundError(f"No such directory: {path}.")
     try:
         return _download(str(name))
     except Exception as error:  # the client raises many kinds, offline, mistyped, private, ...
@@ -41,6 +37,25 @@ def locate(name: str | os.PathLike) -> Path:
             f"Hugging Face hub ({type(error).__name__}: {reason}). Check the spelling; without a "
             f"network, run `hf download {name}` where there is one and give the directory."
         ) from error
+
+
+def _is_here(name: str | os.PathLike) -> bool:
+    """Whether there is such a path; False for what may be a hub name.
+
+    Raises:
+      FileNotFoundError: there is none, and it is no hub name either.
+      ValueError: it is no text or path.
+    """
+    if not isinstance(name, str | os.PathLike):
+        raise ValueError(f"{shown(name)} must be a directory or a hub name, as text or a path.")
+    try:
+        there = Path(name).exists()
+    except OSError as error:  # too long a name, or no permission
+        raise FileNotFoundError(f"{shown(str(name))} cannot be read: {error.strerror}.") from None
+    is_file = str(name).lower().endswith(gguf_files.SUFFIX)  # no hub name is looked up for GGUF
+    if not there and (is_file or not re.fullmatch(HUB_NAME, str(name))):
+        raise FileNotFoundError(f"No such {'file' if is_file else 'directory'}: {name}.")
+    return there
 
 
 def _download(name: str) -> Path:
@@ -53,12 +68,17 @@ def _download(name: str) -> Path:
         with contextlib.suppress(Exception):
             return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
         raise error
+    stored = [file for file in offered if file.endswith(gguf_files.SUFFIX)]
+    if stored and "config.json" not in offered:
+        raise ValueError(
+            f"it holds GGUF files: `hf download {name} {stored[0]}`, and give the path of that file"
+        )
     return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted(offered)))
 
 
 def locate_config(name: str | os.PathLike) -> Path:
     """Find config.json in a directory, or fetch that file alone from the hub; or a GGUF file."""
-    if Path(name).exists():
+    if _is_here(name):
         return config_place(locate(name))
     import huggingface_hub  # imported here: local use must not need it
 

@@ -5,24 +5,36 @@ so that no count in it takes more memory than the file; the package `gguf` decod
 `gguf_models` turns names and metadata into those of Hugging Face.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from specjax.checkpoints import tensors
-from specjax.checkpoints.tensors import AGAIN, DTYPES, At, Tensor, Unread, read_bytes
+from specjax.checkpoints.tensors import AGAIN, DTYPES, POINTER, At, Tensor, Unread, read_bytes
 
 SUFFIX = ".gguf"
-SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 MAGIC, VERSIONS = b"GGUF", (2, 3)
+OLDER = (b"lmgg", b"fmgg", b"tjgg", b"algg")  # begin llama.cpp's formats before GGUF
+CONVERT = "Convert the model with a current llama.cpp."
+# What a file holds that is no model, by `general.type`; older files say it by the architecture.
+OTHERS = {
+    "mmproj": "a projector of images",
+    "clip": "a projector of images",
+    "imatrix": "a matrix for quantisation",
+    "adapter": "an adapter (LoRA), which llama.cpp's llama-export-lora merges into its model",
+    "controlvector": "a control vector",
+}
+BESIDE = ("mmproj", "clip", "imatrix")  # these leave a model's texts as they are
 # The types of metadata by their numbers, two of which are no numbers themselves.
 SCALARS = ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "", "", "<u8", "<i8", "<f8")
 STRING, ARRAY = 8, 9
@@ -105,22 +117,47 @@ class GGUFTensor(Tensor):
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is that of a GGUF file, by its name."""
-    return path.suffix == SUFFIX and path.is_file()
+    """Whether a path is that of a GGUF file, by its name or, as in ollama's store, its content."""
+    if not path.is_file() or path.suffix.lower() == SUFFIX:
+        return path.is_file()
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+    return False
+
+
+def way_out(tensors: Mapping[str, Tensor]) -> str:
+    """What to do where tensors do not fit the config, which is config.json or in their file."""
+    files = [tensor.file for tensor in tensors.values()][:1]
+    stored = any(map(is_gguf, files))
+    return CONVERT if stored else "Copy or download config.json and weights again."
 
 
 def only(directory: Path) -> Path | None:
-    """Find the GGUF file of a directory; None if it has none.
+    """Find the GGUF file of a model in a directory; None if it has none.
 
     Raises:
       ValueError: there are several, and not as shards of one.
     """
-    found = sorted(path for path in directory.glob(f"*{SUFFIX}") if path.is_file())
-    firsts = {shards(path)[0]: None for path in found}
-    if len(firsts) > 1:
-        names = ", ".join(path.name for path in firsts)
+    paths = (path for path in directory.iterdir() if path.suffix.lower() == SUFFIX)
+    found = list(dict.fromkeys(shards(path)[0] for path in sorted(paths) if path.is_file()))
+    if len(found) > 1:
+        found = [path for path in found if _kind(path) not in BESIDE] or found
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
         raise ValueError(f"{directory} holds several models: give one of the files {names}.")
-    return next(iter(firsts), None)
+    return found[0] if found else None
+
+
+def _kind(path: Path) -> str:
+    """What a file says that it holds, of `OTHERS`; "" for a model or a file that is not read."""
+    with contextlib.suppress(OSError, ValueError):
+        return _other(_read(path)[0])
+    return ""
+
+
+def _other(fields: Mapping[str, Any]) -> str:
+    stated = (fields.get(f"general.{key}") for key in ("type", "architecture"))
+    return next((value for value in stated if isinstance(value, str) and value in OTHERS), "")
 
 
 def shards(path: Path) -> list[Path]:
@@ -129,7 +166,9 @@ def shards(path: Path) -> list[Path]:
     if match is None or not int(match[3]):
         return [path]
     count = int(match[3])
-    return [path.with_name(f"{match[1]}-{i + 1:05}-of-{count:05}{SUFFIX}") for i in range(count)]
+    return [
+        path.with_name(f"{match[1]}-{i + 1:05}-of-{count:05}{path.suffix}") for i in range(count)
+    ]
 
 
 def read(path: Path) -> GGUF:
@@ -137,7 +176,8 @@ def read(path: Path) -> GGUF:
 
     Raises:
       FileNotFoundError: a shard is missing.
-      ValueError: a file is cut short or damaged, or the package `gguf` is missing.
+      ValueError: a file is cut short or damaged or holds no model, or the package `gguf` is
+        missing.
     """
     files = shards(path)
     fields: dict[str, Any] = {}
@@ -159,6 +199,10 @@ def read(path: Path) -> GGUF:
             if name in found:
                 raise ValueError(f"{file} is damaged ({name[:100]!r} is there twice). {AGAIN}")
             found[name] = tensor
+    if kind := _other(fields):
+        raise ValueError(f"{path} holds {OTHERS[kind]}. Give the file of a whole model.")
+    if not found and any(key.startswith("tokenizer.") for key in fields):
+        raise ValueError(f"{path} holds a vocabulary alone. Give the file of a whole model.")
     if not found:
         raise ValueError(f"{path} holds no tensors. {AGAIN}")
     return GGUF(files[0], fields, found)
@@ -169,13 +213,31 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with path.open("rb") as stream:
         header = _Header(stream)
         try:
-            if header.take(4) != MAGIC:
-                raise ValueError("it does not begin with GGUF")
-            if (version := header.whole(4)) not in VERSIONS:
-                raise ValueError(f"its version is {version}; read are 2 and 3")
-            return header.contents(path)
+            magic, version = header.take(4), header.whole(4)
+            if magic not in (MAGIC, *OLDER, POINTER[:4]) or not version:
+                raise ValueError("it does not begin with GGUF and a version")
+            if magic == MAGIC and version in VERSIONS:
+                return header.contents(path)
         except (EOFError, ValueError) as error:  # a name may not be UTF-8
             raise ValueError(f"{path} is cut short or damaged ({error}). {AGAIN}") from None
+    raise ValueError(f"{path} {_not_read(magic, version)}")
+
+
+def _not_read(magic: bytes, version: int) -> str:
+    """Say what a whole file is that is not read, and the way out."""
+    if magic == POINTER[:4]:
+        return "is no file of weights but git-lfs's pointer to one: run `git lfs pull`."
+    if magic != MAGIC or version < min(VERSIONS):
+        return f"has a format that is older than GGUF 2. {CONVERT}"
+    if not version % (1 << 16):
+        return (
+            "has the byte order of big-endian machines, which is not read. Turn it with "
+            "`gguf-convert-endian FILE little`, of the package gguf."
+        )
+    return (
+        f"is of version {version} of GGUF, which is newer than those that are read (2 and 3). "
+        "Update specjax, or look for an older file of the model."
+    )
 
 
 class _Header:
@@ -244,10 +306,14 @@ class _Header:
             name: self.tensor(path, name, shape, number, start + offset)
             for name, (shape, number, offset) in described.items()
         }
-        placed = sorted((t for t in found.values() if isinstance(t, GGUFTensor)), key=_place)
-        for one, other in itertools.pairwise(placed):
-            if _place(one)[1] > other.begin:
+        places = sorted(_place(t) for t in found.values() if isinstance(t, GGUFTensor))
+        known = len(places) == len(found)  # else the others have a type whose size is unknown
+        end = max(start, self.size)
+        for one, other in itertools.pairwise([(start, start), *places, (end, end)]):
+            if one[1] > other[0]:
                 raise ValueError("the numbers of two tensors overlap")
+            if known and other[0] - one[1] >= unit:
+                raise ValueError(f"{other[0] - one[1]:,} bytes belong to no tensor")
         return fields, found
 
     def tensor(

@@ -7,6 +7,7 @@ scaling of positions as factors of all frequencies.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.checkpoints import gemma, gguf_files, gpt
-from specjax.checkpoints.config_json import check_fields, check_sizes
-from specjax.checkpoints.gguf_files import GGUF, GGUFTensor
+from specjax.checkpoints.config_json import ID, check_fields, check_sizes
+from specjax.checkpoints.gguf_files import CONVERT, GGUF, GGUFTensor
 from specjax.checkpoints.gguf_tokenizers import ENDS, TOKENS, mark_ids
-from specjax.checkpoints.tensors import AGAIN, Tensor, Turned, read_into
+from specjax.checkpoints.tensors import Tensor, Turned, read_into
 from specjax.models.llama import Rope, frequencies
 from specjax.support.ranges import LARGEST
 
@@ -27,7 +28,8 @@ class Layout(NamedTuple):
     """The differences of an architecture from Hugging Face's layout."""
 
     fields: dict[str, str]
-    """Fields of config.json, and their metadata; a "?" marks what may be absent."""
+    """Fields of config.json, and their metadata: a "|" parts two writers' names of it, and a "?"
+    marks what may be absent."""
     layers: str
     """Beginning of the names of a layer's tensors."""
     names: dict[str, str]
@@ -61,13 +63,12 @@ LLAMA = Layout(
         **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
     },
 )
-GEMMA = Layout(
+GEMMA2 = Layout(
     {
         **LLAMA.fields,
         "sliding_window": "attention.sliding_window?",
         "attn_logit_softcapping": "attn_logit_softcapping?",
         "final_logit_softcapping": "final_logit_softcapping?",
-        "rope_local_base_freq": "rope.freq_base_swa?",
     },
     LLAMA.layers,
     {
@@ -76,6 +77,15 @@ GEMMA = Layout(
         "ffn_norm": "pre_feedforward_layernorm",
         "post_ffw_norm": "post_feedforward_layernorm",
     },
+)
+# ollama's converter has other names of the bases, and leaves out what all Gemma 3 share.
+GEMMA3 = GEMMA2._replace(
+    fields={
+        **GEMMA2.fields,
+        "rms_norm_eps": f"{GEMMA2.fields['rms_norm_eps']}?",
+        "rope_theta": "rope.freq_base|rope.global.freq_base?",
+        "rope_local_base_freq": "rope.freq_base_swa|rope.local.freq_base?",
+    }
 )
 GPT2 = Layout(
     {
@@ -133,7 +143,8 @@ T5 = Layout(
 )
 LAYOUTS = {
     **dict.fromkeys(("llama", "qwen2", "qwen3"), LLAMA),
-    **dict.fromkeys(("gemma2", "gemma3"), GEMMA),
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
     "gpt2": GPT2,
     "t5": T5,
 }
@@ -141,14 +152,41 @@ NAME = re.compile(r"(?:(enc|dec)\.)?(?:blk\.(\d+)\.)?(\w+)(\.(?:weight|bias))")
 EMBEDDING, HEAD, ROPE_FREQS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 GATED = "gated-gelu"
 INTERLEAVED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
-SCALING = {  # in `rope_scaling` and in the metadata
-    "rope_type": "type",
-    "factor": "factor",
+YARN = {  # in `rope_scaling` and in the metadata
     "original_max_position_embeddings": "original_context_length",
+    "attention_factor": "yarn_attn_factor",
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
 }
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # 0: none
+# Metadata that is not followed: what has to be the size of a head, and other values that change
+# nothing.
+LENGTHS = [f"attention.{part}_length{of}" for part in ("key", "value") for of in ("", "_swa")]
+TURNED = ("rope.dimension_count", "rope.dimension_count_swa")
+NEUTRAL: dict[str, tuple] = {
+    "expert_count": (0,),
+    "use_parallel_residual": (False,),
+    "attention.causal": (True,),
+    **dict.fromkeys(
+        (
+            *CAPS,
+            "attention.scale",
+            "attention.clamp_kqv",
+            "attention.max_alibi_bias",
+            "attention.temperature_scale",
+            "attention.shared_kv_layers",
+            "rope.scaling.yarn_log_multiplier",
+        ),
+        (0,),
+    ),
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), (0, 1)),
+    **dict.fromkeys(("rope.scaling.attn_factor", "rope.scaling.alpha"), (0, 1)),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.freq_base_per_layer": (),
+}
 THETA = 10_000.0  # where the metadata has none
+# ollama's converter leaves out how the Gemma 3 of this many positions scale them.
+LONG, LONG_SCALING = 131072, {"rope_type": "linear", "factor": 8.0}
 PERIODS = {"gemma2": 2, "gemma3": 6}  # of layers that see all tokens
 LARGE = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, which scales queries by its width
 LLAMA3 = Rope("llama3", original_length=8192, slow=1.0, fast=4.0)  # of all sizes of Llama 3
@@ -157,8 +195,7 @@ OTHER = (  # fields that are no sizes
     "rope_local_base_freq",
     "rms_norm_eps",
     "layer_norm_epsilon",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
+    *CAPS,
     "sliding_window",
 )
 
@@ -188,18 +225,22 @@ def _config(found: GGUF) -> dict[str, Any]:
             f"general.architecture={kind!r} is not supported; supported are "
             f"{', '.join(map(repr, LAYOUTS))}."
         )
+    start = f"{kind}.decoder_start_token_id"
+    check_fields({start: _plain(fields.get(start, 0))}, {start: ID})
+    stored = _stored(kind, fields)
     raw: dict[str, Any] = {}
     for name, given in LAYOUTS[kind].fields.items():
-        key = f"{kind}.{given.removesuffix('?')}"
-        if key in fields:
-            raw[name] = _plain(fields[key])
-        elif not given.endswith("?"):
-            raise ValueError(f"its metadata has no {key!r}. {AGAIN}")
+        keys = _keys(given)
+        value = next((stored[key] for key in keys if key in stored), None)
+        if value is None and not given.endswith("?"):
+            raise ValueError(f"its metadata has no {f'{kind}.{keys[0]}'!r}. {CONVERT}")
+        if value is not None:
+            raw[name] = None if name in CAPS and value == 0 else value
     check_sizes(raw, other=OTHER)
     rows = there[EMBEDDING].shape[0] if EMBEDDING in there else 0
     tokens = fields.get(TOKENS, ())
     if not isinstance(tokens, list | tuple) or len(tokens) not in ((rows,) if tokens else (0,)):
-        raise ValueError(f"{TOKENS} are not as many as the rows of {EMBEDDING}, {rows}. {AGAIN}")
+        raise ValueError(f"{TOKENS} are not as many as the rows of {EMBEDDING}, {rows}. {CONVERT}")
     ids = {role: mark_ids(fields, role, rows) for role in ("bos", "padding", *ENDS)}
     raw |= {
         "model_type": kind,
@@ -218,19 +259,54 @@ def _config(found: GGUF) -> dict[str, Any]:
         if there.keys() & {f"{stack}.blk.1.attn_rel_b.weight" for stack in ("enc", "dec")}:
             raw["model_type"] = "umt5"
     else:
-        raw |= _llama(kind, raw, found)
+        raw |= _llama(kind, raw, stored, found)
+    _check_followed(kind, stored, raw)
     return raw
 
 
-def _llama(kind: str, raw: Mapping[str, Any], found: GGUF) -> dict[str, Any]:
+def _keys(given: str) -> list[str]:
+    """The metadata of a field of `Layout.fields`."""
+    return given.removesuffix("?").split("|")
+
+
+def _stored(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of an architecture; what is equal in all layers is one value."""
+    layers, found = fields.get(f"{kind}.block_count"), {}
+    for key, value in fields.items():
+        if not key.startswith(f"{kind}."):
+            continue
+        if isinstance(value, np.ndarray) and len(value) == layers and len(set(value.tolist())) == 1:
+            found[key.removeprefix(f"{kind}.")] = value[0].item()
+        else:
+            found[key.removeprefix(f"{kind}.")] = _plain(value)
+    return found
+
+
+def _check_followed(kind: str, stored: Mapping[str, Any], raw: Mapping[str, Any]) -> None:
+    """Raise ValueError that names metadata which changes the model and is not followed."""
+    size = raw.get("head_dim") or raw.get("d_kv") or raw["n_embd"] // raw["n_head"]
+    neutral = NEUTRAL | dict.fromkeys(LENGTHS, (size,))
+    if "head_dim" in raw:  # the others do not turn positions
+        neutral |= dict.fromkeys(TURNED, (size,))
+        neutral["rope.freq_base_swa"] = (raw.get("rope_theta", THETA),)
+        neutral["attention.scale"] = (0, raw.get("query_pre_attn_scalar", size) ** -0.5)
+    for given in LAYOUTS[kind].fields.values():
+        for key in _keys(given):
+            neutral.pop(key, None)
+    for key, values in neutral.items():
+        value = stored.get(key)
+        close = type(value) is float and any(math.isclose(value, v, rel_tol=1e-6) for v in values)
+        if key in stored and value not in values and not close:
+            only = f", only {' or '.join(map(str, values))}" if values else ""
+            raise ValueError(f"{kind}.{key}={value!r} is not supported{only}.")
+
+
+def _llama(
+    kind: str, raw: Mapping[str, Any], stored: Mapping[str, Any], found: GGUF
+) -> dict[str, Any]:
     """The fields that the Llama layout has beyond `LLAMA`."""
-    stored = {
-        key.removeprefix(f"{kind}."): _plain(value)
-        for key, value in found.fields.items()
-        if key.startswith(f"{kind}.")
-    }
     heads = raw["num_attention_heads"]
-    size = raw.get("head_dim") or stored.get("rope.dimension_count") or raw["hidden_size"] // heads
+    size = raw.get("head_dim") or raw["hidden_size"] // heads
     given: dict[str, Any] = {
         "num_key_value_heads": raw.get("num_key_value_heads", heads),
         "head_dim": size,
@@ -238,50 +314,60 @@ def _llama(kind: str, raw: Mapping[str, Any], found: GGUF) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in found.tensors,
     }
     check_sizes(given, other=("attention_bias", "mlp_bias"))
-    built = {
-        "rope.dimension_count": size,
-        "attention.value_length": size,
-        "rope.scaling.attn_factor": 1.0,
-        "expert_count": 0,
-    }
-    for key, value in built.items():
-        if stored.get(key, value) != value:
-            raise ValueError(f"{kind}.{key}={stored[key]!r} is not supported, only {value}.")
     if kind == "llama" and stored.get("attention.sliding_window"):
         given |= {"model_type": "mistral", "sliding_window": stored["attention.sliding_window"]}
-    scaling = {
-        name: stored[f"rope.scaling.{key}"]
-        for name, key in SCALING.items()
-        if f"rope.scaling.{key}" in stored
-    }
-    if "rope.scale_linear" in stored:  # in files of 2023
-        scaling = {"rope_type": "linear", "factor": stored["rope.scale_linear"]}
-    if scaling.get("rope_type", "none") != "none":
-        given["rope_scaling"] = scaling
+    scaling, theta = _scaling(kind, stored), raw.get("rope_theta", THETA)
     if ROPE_FREQS in found.tensors:
-        theta = raw.get("rope_theta", THETA)
-        given["rope_scaling"] = _llama3(found.tensors[ROPE_FREQS], theta, size)
+        llama3 = _llama3(found.tensors[ROPE_FREQS], theta, size)
+        if llama3 and scaling:
+            raise ValueError(
+                f"{kind}.rope.scaling.factor={scaling['factor']} and {ROPE_FREQS}, which also "
+                "scales positions, are not supported together."
+            )
+        scaling = llama3 or scaling
+    given["rope_scaling"] = scaling
     return given | (_gemma(kind, raw, found, size) if kind in PERIODS else {})
 
 
+def _scaling(kind: str, stored: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read `rope_scaling`, with llama.cpp's defaults: linear, and a factor of 1."""
+    form = stored.get("rope.scaling.type", "linear")
+    factor = stored.get("rope.scaling.factor", stored.get("rope.scale_linear"))
+    key = f"{kind}.rope.scaling.factor"
+    check_fields({key: factor}, {key: "a finite number ≥ 0"})
+    factor = factor or 1.0
+    if form not in ("none", "linear", "yarn"):
+        raise ValueError(
+            f"{kind}.rope.scaling.type={form!r} is not supported, only 'none', 'linear' and 'yarn'."
+        )
+    if form == "none" or (form == "linear" and factor == 1):
+        return None
+    yarn = {name: stored.get(f"rope.scaling.{key}") for name, key in YARN.items()}
+    return {"rope_type": form, "factor": factor, **(yarn if form == "yarn" else {})}
+
+
 def _gemma(kind: str, raw: Mapping[str, Any], found: GGUF, size: int) -> dict[str, Any]:
-    """The fields of a Gemma; what its file has not is what llama.cpp takes."""
+    """The fields of a Gemma. What its file lacks is llama.cpp's default, or ollama's."""
     layers, heads = raw["num_hidden_layers"], raw["num_attention_heads"]
     key = f"{kind}.attention.sliding_window_pattern"
     pattern = found.fields.get(key, PERIODS[kind])
-    if isinstance(pattern, np.ndarray | list):
+    if isinstance(pattern, np.ndarray) and len(pattern) == layers and pattern.dtype.kind in "bui":
         local = list(map(bool, pattern))
-    elif type(pattern) is int:
+    elif type(pattern) is int and pattern >= 0:
         local = [pattern == 0 or (i + 1) % pattern > 0 for i in range(layers)]
     else:
         raise ValueError(
-            f"{key}={pattern!r} should be an integer, or a truth value for each layer."
+            f"{key}={_plain(pattern)!r} should be an integer ≥ 0, or {layers} truth values."
         )
     window = raw.get("sliding_window", gemma.WINDOW if kind == "gemma2" else None) or None
+    from_ollama = "rms_norm_eps" not in raw
+    scaled = any(key.startswith(f"{kind}.rope.scal") for key in found.fields)
+    long = from_ollama and not scaled and raw["max_position_embeddings"] >= LONG
     return {
+        **({"rope_scaling": LONG_SCALING} if long else {}),
         "model_type": "gemma2" if kind == "gemma2" else "gemma3_text",
         "pad_token_id": gemma.PAD if raw["pad_token_id"] is None else raw["pad_token_id"],
-        "rope_theta": raw.get("rope_theta", THETA),
+        "rope_theta": raw.get("rope_theta", gemma.GLOBAL_THETA if kind == "gemma3" else THETA),
         "sliding_window": window,
         "layer_types": [gemma.WINDOWED if window and one else gemma.FULL for one in local],
         "query_pre_attn_scalar": raw["hidden_size"] // heads if layers == LARGE[kind] else size,
@@ -334,9 +420,9 @@ def _named(found: GGUF, raw: Mapping[str, Any]) -> dict[str, Tensor]:
         if kind == "llama" and part in INTERLEAVED and isinstance(tensor, GGUFTensor):
             size = raw["head_dim"]
             if size % 2 or tensor.shape[0] != size * raw[INTERLEAVED[part]]:
-                raise ValueError(f"{name!r} has the impossible shape {tensor.shape}. {AGAIN}")
+                raise ValueError(f"{name!r} has the impossible shape {tensor.shape}. {CONVERT}")
             tensor = dataclasses.replace(tensor, head=size)
-        if layout is GEMMA and part.endswith("norm") and isinstance(tensor, GGUFTensor):
+        if kind in PERIODS and part.endswith("norm") and isinstance(tensor, GGUFTensor):
             tensor = dataclasses.replace(tensor, added=1.0)
         own = layout.names[part].format(last=2 if stack == "dec" else 1, up=up)
         place = f"{stack}oder." if stack else ""

@@ -23,7 +23,7 @@ from flax import nnx
 from specjax.checkpoints.config_json import check_built, check_sizes, is_copy, tie, with_prefix
 from specjax.checkpoints.tensors import Tensor
 from specjax.models.llama import Llama, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Rope
-from specjax.support.ranges import LARGEST
+from specjax.support.ranges import LARGEST, SMALLEST, shown
 
 CONFIGS = {c.model_type: c for c in (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)}
 ARCHITECTURES = {
@@ -166,8 +166,8 @@ def rope_of(raw: Mapping[str, Any], longest: int) -> Rope:
 
     def number(key: str, default: float | None = None) -> float:
         value: Any = settings.get(key, default)
-        if type(value) not in (int, float) or not 0 < value <= LARGEST:
-            raise ValueError(f"{key}={value!r} should be a number > 0.")
+        if type(value) not in (int, float) or not SMALLEST <= value <= LARGEST:
+            raise ValueError(f"{key}={shown(value)} should be a number > 0.")
         return float(value)
 
     kind = settings.get("rope_type") or settings.get("type") or "default"

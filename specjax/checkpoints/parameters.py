@@ -15,7 +15,7 @@ from flax import nnx
 
 from specjax import devices
 from specjax.checkpoints.families import Family
-from specjax.checkpoints.gguf_files import is_gguf
+from specjax.checkpoints.gguf_files import is_gguf, way_out
 from specjax.checkpoints.tensors import Tensor, Turned, Unread, read_into, read_rounded, read_scales
 from specjax.models import sharding
 from specjax.models.layers import M, arrange, narrow_weights, quantise_weights
@@ -241,13 +241,13 @@ def needed(
     place = next((f if is_gguf(f) else f.parent for f in files), "the checkpoint")
     if missing := [name for name in wanted if name not in tensors]:
         raise ValueError(
-            f"{place}: {_some(missing)} missing from the weights, or config.json is "
-            "of another model. Copy or download both again."
+            f"{place}: {_some(missing)} missing from the weights, or the config is of another "
+            f"model. {way_out(tensors)}"
         )
     if surplus := [name for name in tensors if name not in wanted]:
         warnings.warn(
-            f"{place}: {_some(surplus)} in the weights belong to no layer that config.json "
-            "describes, and are left out. If the model needs them, config.json is of another one.",
+            f"{place}: {_some(surplus)} in the weights belong to no layer that the config "
+            "describes, and are left out. If the model needs them, the config is of another one.",
             stacklevel=4,
         )
     return {name: tensors[name] for name in wanted}
@@ -275,8 +275,8 @@ def check_tensors(
             )
         if tensors[name].shape != shape:
             raise ValueError(
-                f"{tensors[name].file}: {name!r} has shape {tensors[name].shape}, but config.json "
-                f"asks for {shape}. Copy or download both again."
+                f"{tensors[name].file}: {name!r} has shape {tensors[name].shape}, but its config "
+                f"asks for {shape}. {way_out({name: tensors[name]})}"
             )
 
 

@@ -32,6 +32,7 @@ DTYPES = FLOATS | {
 HELD = ("float32", "bfloat16", "float16")  # dtypes in which parameters may be held or written
 CHUNK = 1 << 22  # bytes read at once
 AGAIN = "Copy or download it again."
+POINTER = b"version https://git-lfs"  # begins what git-lfs leaves in the place of a file
 At = tuple[slice, ...]  # where a piece lies in its tensor
 
 

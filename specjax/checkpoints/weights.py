@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from specjax.checkpoints import gguf_files, msgpack_files, safetensors_files, t5x_files, torch_files
-from specjax.checkpoints.tensors import AGAIN, Tensor, read_json
+from specjax.checkpoints.tensors import AGAIN, POINTER, Tensor, read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,6 @@ FLAX = Format(
     msgpack_files.as_in_torch,
 )
 FORMATS = (SAFETENSORS, TORCH, FLAX)  # the best first: the only one that is read where it lies
-POINTER = b"version https://git-lfs"
 # Files beside the weights.
 CONFIGS = ("config.json", "generation_config.json")
 # Files of pieces, as the classes of transformers name them (`vocab_files_names`).
@@ -123,9 +122,11 @@ def find_tensors(directory: Path) -> dict[str, Tensor]:
     if t5x_files.is_checkpoint(directory):
         return t5x_files.find(directory)
     names = " nor ".join(form.single for form in FORMATS)
+    one = min(directory.glob(f"*{gguf_files.SUFFIX}"), default=None)
     raise FileNotFoundError(
         f"{directory} has no weights that are read here: neither {names}, nor an index of shards "
-        "of one of them, nor T5X's `checkpoint`. Copy or download them too."
+        "of one of them, nor T5X's `checkpoint`. "
+        + (f"Give the file {one} itself." if one else "Copy or download them too.")
     )
 
 

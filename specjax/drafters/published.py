@@ -38,8 +38,8 @@ UNBUILT = ("layernorms", "norm_before_fc", "norm_output", "fc_norm", "embed_requ
 FIELDS = {  # of config.json, beside those of a Llama
     **dict.fromkeys(("transformer_layer_config", "eagle_config"), "an object"),
     "speculators_model_type": "a string",
-    "eagle_aux_hidden_state_layer_ids": "a list of integers ≥ 0",
-    "target_hidden_size": "an integer ≥ 1",
+    "eagle_aux_hidden_state_layer_ids": "a list of integers ≥ 0 and below 2³¹",
+    "target_hidden_size": "an integer ≥ 1 and below 2³¹",
     "norm_before_residual": "true or false",
 }
 

@@ -72,6 +72,8 @@ class Rope:
             raise ValueError(
                 f"rope_type={self.kind!r} is not supported; use one of {', '.join(ROPE_KINDS)}."
             )
+        if self.kind == "yarn" and not self.theta > 1:
+            raise ValueError(f"rope_type='yarn' needs rope_theta={self.theta:g} above 1.")
         if self.kind in ("llama3", "yarn") and not self.slow < self.fast:
             raise ValueError(
                 f"rope_type={self.kind!r} needs a range of frequencies, but its lower end "
@@ -153,10 +155,10 @@ class LlamaConfig(DecoderOnly):
                 f"num_attention_heads={heads} is not divisible by num_key_value_heads="
                 f"{self.num_key_value_heads}; choose another number of either."
             )
-        if self.head_dim % 2:
+        if self.head_dim % 2 or not self.head_dim:
             raise ValueError(
-                f"head_dim={self.head_dim} is odd, but positions turn pairs of dimensions; choose "
-                "an even one."
+                f"head_dim={self.head_dim} is odd or 0, but positions turn pairs of dimensions; "
+                "choose an even one."
             )
         self.check_ids()
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 import specjax
 from specjax.checkpoints import Checkpoint, compatibility
-from specjax.checkpoints.compatibility import HARD_TEXTS, check_pair, compare, shared_ids
+from specjax.checkpoints.compatibility import HARD_TEXTS, check_ids, check_pair, compare, shared_ids
 from specjax.models.gpt import GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5Config
@@ -160,6 +160,9 @@ REFUSED = {
         BASE,
         f"vocabulary size: {2 * len(LETTERS) + 4} ids in the target and {SIZE} ids",
     ),
+}
+# The same tokens, and texts that become other ids: the draft sees ids alone.
+DIFFERS = {
     "another unknown token": (
         BASE,
         member(bpe(unk_token="<pad>")),
@@ -294,13 +297,28 @@ def test_a_pair_that_does_not_fit_is_refused_for_its_reason(name):
     assert str(error.value).endswith(failed[0].way_out)
 
 
-def test_an_error_names_two_checks_and_counts_the_others():
+@pytest.mark.parametrize("name", DIFFERS)
+def test_other_ids_of_a_text_are_remarks(name):
+    target, draft, reason = DIFFERS[name]
+    check_pair(target, draft)
+    failed = [check for check in compare(target, draft) if not check.passed]
+    assert any(re.match(reason, str(check)) for check in failed)
+    assert not any(check.required for check in failed)
+
+
+def test_an_error_names_each_check():
     other = member(bpe([*SPECIALS, *LETTERS], merges=[]))
     failed = [check for check in compare(BASE, other) if check.required and not check.passed]
-    said = f"{failed[0]}; {failed[1]}; {len(failed) - 2} more checks failed. Speculation needs"
-    assert len(failed) > 3
-    with pytest.raises(ValueError, match=re.escape(said)):
+    assert [check.name for check in failed] == ["vocabulary size", "token ids"]
+    with pytest.raises(ValueError, match=re.escape(f"{failed[0]}; {failed[1]}. Speculation needs")):
         check_pair(BASE, other)
+
+
+@pytest.mark.parametrize("size", ["x", None, 0, 2.5, float("nan")])
+@pytest.mark.parametrize("check_tokens", [True, False])
+def test_a_drafters_number_of_ids(size, check_tokens):
+    with pytest.raises(ValueError, match=f"vocab_size of 'mine'={size!r} must be a whole number"):
+        check_ids("'mine'", size, BASE, check_tokens=check_tokens)
 
 
 # --- what fits ---------------------------------------------------------------------------------

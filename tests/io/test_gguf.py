@@ -1,6 +1,7 @@
 """GGUF files give the parameters that safetensors give, or an error of one line that names the
 file. `tests/torch/test_gguf_torch.py` compares logits and ids with transformers' own reading."""
 
+import math
 import sys
 import tracemalloc
 
@@ -22,6 +23,7 @@ from specjax.checkpoints import (
     tensors,
 )
 from specjax.checkpoints.tensors import Turned, read_into
+from specjax.models.llama import Rope
 
 KINDS = [kind.name for kind in gguf.GGMLQuantizationType]
 DECODED = [kind for kind in KINDS if gguf_files._is_decoded(kind)]
@@ -174,9 +176,27 @@ def test_metadata_of_any_kind(tmp_path):
 def test_a_directory(file, tmp_path):
     """One file is the model; of several, one has to be named."""
     assert_same(load(tmp_path), load(file))
-    written(tmp_path / "y.gguf")
-    with pytest.raises(ValueError, match=r"several models: .*x\.gguf, y\.gguf"):
+    (tmp_path / "mmproj-x.gguf").write_bytes(some_file("clip", "mmproj"))
+    (tmp_path / "imatrix.GGUF").write_bytes(some_file(None, "imatrix"))
+    assert gguf_files.only(tmp_path) == file
+    (tmp_path / "adapter.gguf").write_bytes(some_file("llama", "adapter"))
+    with pytest.raises(ValueError, match=r"several models: .*adapter\.gguf, x\.gguf\."):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x.GGUF", "sha256-0f"])
+def test_names_of_other_writers(name, file):
+    moved = file.rename(file.with_name(name))
+    assert outline(moved).config == described(moved).config
+    assert list(fingerprint(moved)) == [name]
+
+
+def test_a_missing_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x.gguf", "a/x.GGUF", tmp_path / "x.gguf"):
+        for read in (load, described):
+            with pytest.raises(FileNotFoundError, match=r"^No such file: .*x\.(gguf|GGUF)\.$"):
+                read(name)
 
 
 def split(file, count):
@@ -256,6 +276,8 @@ def rewritten(file, *, fields=None, change=None, drop=(), architecture="llama"):
             writer.add_array(name, value)
         elif isinstance(value, str):
             writer.add_string(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
         elif isinstance(value, float):
             writer.add_float32(name, value)
         elif value < 0:
@@ -279,14 +301,35 @@ METADATA = {
     "no tokens": ({"tokenizer.ggml.tokens": 3}, "not as many as the rows"),
     "no size": ({"llama.embedding_length": "x"}, "hidden_size='x' should be an integer"),
     "many layers": ({"llama.block_count": 4_000_000_000}, "num_hidden_layers=4000000000 should be"),
-    "more layers": ({"llama.block_count": 7}, "layers beyond the 2"),
-    "heads by layer": ({"llama.attention.head_count": [4, 4]}, r"num_attention_heads=\[4, 4\]"),
-    "other heads": ({"llama.attention.head_count": 3}, "impossible shape"),
+    "more layers": ({"llama.block_count": 7}, "layers beyond the 2 .* Convert the model"),
+    "heads by layer": ({"llama.attention.head_count": [4, 2]}, r"num_attention_heads=\[4, 2\]"),
+    "other layers": ({"llama.attention.head_count": [4]}, r"num_attention_heads=\[4\]"),
+    "other heads": ({"llama.attention.head_count": 3}, "impossible shape .* Convert the"),
     "part of a head": ({"llama.rope.dimension_count": 8}, r"rope\.dimension_count=8 is not supp"),
     "experts": ({"llama.expert_count": 8}, r"expert_count=8 is not supported"),
     "longrope": ({"llama.rope.scaling.type": "longrope"}, None),
     "an id": ({"tokenizer.ggml.eos_token_id": "x"}, "eos_token_id='x' should be"),
+    "a large id": ({"tokenizer.ggml.eot_token_id": 2**31}, "ggml.eot_token_id=2147483648 sho"),
     "no epsilon": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps=nan"),
+    "a large epsilon": ({"llama.attention.layer_norm_rms_epsilon": 1e18}, "rms_norm_eps=1e[+]18"),
+    "a factor of true": (
+        {"llama.rope.scaling.factor": True},
+        "scaling.factor=True should be a fin",
+    ),
+    "two scalings": ({"llama.rope.scaling.factor": 2.0}, "factor=2.0 and rope_freqs.weight"),
+    "dynamic": ({"llama.rope.scaling.type": "dynamic"}, "rope.scaling.type='dynamic' is not supp"),
+    "a logarithm": ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier=0.1 is"),
+    "a scale": ({"llama.attention.scale": 0.5}, r"attention.scale=0.5 is not supported, only 0 or"),
+    "scaled logits": ({"llama.logit_scale": 2.0}, "logit_scale=2.0 is not supported, only 0 or 1"),
+    "caps": ({"llama.final_logit_softcapping": 30.0}, "logit_softcapping=30.0 is not supported"),
+    "long values": (
+        {"llama.attention.value_length": 8},
+        "value_length=8 is not supported, only 16",
+    ),
+    "bases": (
+        {"llama.rope.freq_base_per_layer": [1.0, 2.0]},
+        r"base_per_layer=\[1.0, 2.0\] is not",
+    ),
     "an alignment": ({"general.alignment": 3}, None),
 }
 
@@ -306,6 +349,89 @@ def test_metadata_is_checked(case, file):
     else:
         changed = rewritten(file, fields=fields)
     refused(changed, message)
+
+
+PLAIN_ROPE = Rope("default", 10_000.0)
+YARN_KEYS = {"type": "yarn", "factor": 4.0, "original_context_length": 16}
+ROPES = {  # metadata of `rope.`, and the rotation that llama.cpp makes of it
+    "a factor alone": ({"scaling.factor": 4.0}, Rope("linear", factor=4.0)),
+    "the factor's first name": ({"scale_linear": 4.0}, Rope("linear", factor=4.0)),
+    "both names": ({"scale_linear": 2.0, "scaling.factor": 4.0}, Rope("linear", factor=4.0)),
+    "linear without a factor": ({"scaling.type": "linear"}, PLAIN_ROPE),
+    "a factor of 0": ({"scaling.factor": 0.0}, PLAIN_ROPE),
+    "none": ({"scaling.type": "none", "scaling.factor": 4.0}, PLAIN_ROPE),
+    "yarn": (
+        {f"scaling.{key}": value for key, value in YARN_KEYS.items()},
+        Rope("yarn", factor=4.0, original_length=16, attention_factor=1 + 0.1 * math.log(4)),
+    ),
+    "yarn's attention": (
+        {f"scaling.{k}": v for k, v in {**YARN_KEYS, "yarn_attn_factor": 2.0}.items()},
+        Rope("yarn", factor=4.0, original_length=16, attention_factor=2.0),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def unscaled(tmp_path_factory):
+    """A Llama whose positions are not scaled."""
+    module, variant = variants.MODELS["llama"]
+    variant = variants.changed(variant, rope_scaling=None, rope_theta=10_000.0)
+    path = tmp_path_factory.mktemp("unscaled") / "x.gguf"
+    return variants.write(path, variant, module.tensors(variant))
+
+
+@pytest.mark.parametrize("case", ROPES)
+def test_scalings_of_positions(case, unscaled):
+    fields, rope = ROPES[case]
+    changed = rewritten(unscaled, fields={f"llama.rope.{k}": v for k, v in fields.items()})
+    assert outline(changed).config.rope == rope
+
+
+def test_neutral_metadata(unscaled):
+    """What changes nothing is no reason to refuse a file, nor are equal numbers for each layer."""
+    size = outline(unscaled).config
+    fields = {
+        "attention.head_count_kv": [size.num_key_value_heads] * 2,
+        "feed_forward_length": [size.intermediate_size] * 2,
+        "attention.scale": size.head_dim**-0.5,
+        "attention.clamp_kqv": 0.0,
+        "logit_scale": 1.0,
+        "rope.scaling.finetuned": 1,
+        "rope.scaling.yarn_ext_factor": 1.0,
+    }
+    changed = rewritten(unscaled, fields={f"llama.{k}": v for k, v in fields.items()})
+    assert outline(changed).config == size
+
+
+EPSILON, BASE = "attention.layer_norm_rms_epsilon", "rope.freq_base"
+# Other metadata, what is left out, θ and the factor of full layers, and θ of the others.
+GEMMA3_KEYS = {
+    "ollama's": ({"rope.global.freq_base": 5e5, "rope.local.freq_base": 2e4}, [BASE], 5e5, 1, 2e4),
+    "no bases": ({}, [BASE, EPSILON], 1e6, 1, 1e4),
+    "ollama's of the 4B": ({"context_length": 131072}, [BASE, EPSILON], 1e6, 8, 1e4),
+    "a cap of 0": ({"final_logit_softcapping": 0.0}, [BASE], 1e6, 1, 1e4),
+    "pattern": ({"attention.sliding_window_pattern": -2}, [], "pattern=-2 should be an int", 0, 0),
+    "floats": ({"attention.sliding_window_pattern": [0.5] * 7}, [], r"0.5\] should be", 0, 0),
+    "no pattern": ({"attention.sliding_window_pattern": [True]}, [], r"\[True\] should be", 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", GEMMA3_KEYS)
+def test_metadata_of_gemma3(case, tmp_path):
+    fields, left_out, theta, factor, local = GEMMA3_KEYS[case]
+    changed = rewritten(
+        written(tmp_path / "x.gguf", "gemma3"),
+        fields={f"gemma3.{key}": value for key, value in fields.items()},
+        drop=[f"gemma3.{key}" for key in (*left_out, "rope.scaling.type", "rope.scaling.factor")],
+        architecture="gemma3",
+    )
+    if isinstance(theta, str):
+        refused(changed, theta)
+        return
+    found = outline(changed).config
+    assert (found.rope.theta, found.rope.factor) == (theta, factor)
+    assert (found.local_rope.theta, found.rms_norm_eps) == (local, 1e-6)
+    assert found.final_logit_softcapping == 0
 
 
 def refused(file, message):
@@ -344,7 +470,9 @@ def test_tensors_are_checked(name, array, message, file):
 
 
 def test_a_missing_tensor(file):
-    refused(rewritten(file, drop=["blk.1.attn_v.weight"]), "v_proj.weight' missing")
+    refused(
+        rewritten(file, drop=["blk.1.attn_v.weight"]), "v_proj.weight' missing .* Convert the model"
+    )
 
 
 def test_a_type_that_is_not_decoded(file):
@@ -409,8 +537,7 @@ HUGE = 1 << 60
 HEADERS = {
     "empty": (b"", "ends too early"),
     "magic": (b"FUGG" + header()[4:], "does not begin with GGUF"),
-    "version 1": (header(version=1), "its version is 1"),
-    "other byte order": (header(version=3 << 24), "its version is 50331648"),
+    "version 0": (header(version=0), "does not begin with GGUF and a version"),
     "many fields": (header(counts=(0, HUGE)), "ends too early"),
     "many tensors": (header(counts=(HUGE, 0)), "ends too early"),
     "a long key": (header(length(HUGE) + b"x"), "ends too early"),
@@ -446,6 +573,59 @@ def test_hostile_headers(case, tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+OTHER_FILES = {  # whole files, of which a copy is no better
+    "version 1": (header(version=1), "older than GGUF 2. Convert the model"),
+    "ggjt": (b"tjgg" + bytes([3]) * 99, "older than GGUF 2. Convert the model"),
+    "version 4": (header(version=4), "version 4 of GGUF, which is newer .* Update specjax"),
+    "big-endian": (header(version=3 << 24), "byte order of big-endian .*gguf-convert-endian"),
+    "git-lfs": (b"version https://git-lfs.github.com/spec/v1", "pointer to one: run `git lfs"),
+    "an adapter": (("llama", "adapter"), r"holds an adapter \(LoRA\)"),
+    "a projector": (("clip", None), "holds a projector of images"),
+    "a matrix": ((None, "imatrix"), "holds a matrix for quantisation"),
+}
+
+
+def some_file(architecture, kind):
+    """A file with one tensor."""
+    named = {"architecture": architecture, "type": kind}
+    fields = [
+        entry(8, length(len(value)) + value.encode(), key=f"general.{key}".encode())
+        for key, value in named.items()
+        if value
+    ]
+    data = header(*fields, tensors=(info([8]),))
+    return data + bytes(-len(data) % 32 + 32)
+
+
+@pytest.mark.parametrize("case", OTHER_FILES)
+def test_whole_files_that_hold_no_model(case, tmp_path):
+    data, message = OTHER_FILES[case]
+    file = tmp_path / "x.gguf"
+    file.write_bytes(data if isinstance(data, bytes) else some_file(*data))
+    refused(file, message)
+    with pytest.raises(ValueError, match=r"^((?!again).)*$"):
+        load(file)
+
+
+def test_a_vocabulary_alone(tmp_path):
+    file = tmp_path / "x.gguf"
+    file.write_bytes(header(entry(0, b"1", key=b"tokenizer.ggml.tokens")))
+    refused(file, "holds a vocabulary alone. Give the file of a whole model")
+
+
+@pytest.mark.parametrize("behind", [32, 100])
+def test_numbers_that_belong_to_no_tensor(behind, file):
+    """They are those of a tensor that a count in the header leaves out."""
+    data = file.read_bytes()
+    file.write_bytes(data + bytes(behind))
+    refused(file, f"{behind} bytes belong to no tensor")
+    count = int.from_bytes(data[8:16], "little")
+    file.write_bytes(data[:8] + length(count - 1) + data[16:])
+    refused(file, "bytes belong to no tensor")
+    file.write_bytes(data + bytes(31))
+    assert gguf_files.read(file)
 
 
 def test_a_long_value(tmp_path, monkeypatch):

@@ -269,6 +269,12 @@ def test_no_such_directory(name, tmp_path, monkeypatch):
         load(name)
 
 
+def test_a_name_that_no_file_can_have():
+    for read in (load, checkpoints.described):
+        with pytest.raises(FileNotFoundError, match=r"^'x*… cannot be read: File name too long"):
+            read("x" * 5000)
+
+
 def test_no_such_hub_name(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(FileNotFoundError, match=r"'google-t5/t5-smal' is neither .*hf download"):
@@ -300,6 +306,7 @@ def test_damaged_json(directory, file, text):
         ({"model_type": "bert"}, "model_type='bert' is not supported.*'t5'"),
         ({"model_type": None}, "model_type=None is not supported.*'t5'"),
         ({"d_model": 0}, "d_model=0 should be an integer ≥ 1"),
+        ({"layer_norm_epsilon": 1e18}, r"layer_norm_epsilon=1e\+18 should be a number in \[0, 1\)"),
         ({"num_heads": "two"}, "num_heads='two' should be an integer ≥ 1"),
         ({"d_kv": 8.0}, "d_kv=8.0 should be an integer ≥ 1"),
         ({"vocab_size": -1}, "vocab_size=-1 should be an integer ≥ 1"),
@@ -320,9 +327,19 @@ def test_t5_configs_that_are_refused(directory, changes, message):
         load(directory)
 
 
+def test_a_repository_of_gguf(monkeypatch):
+    files = ["README.md", "x-q4_0.gguf", "x-q8_0.gguf"]
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda name: files)
+    with pytest.raises(FileNotFoundError, match=r"hf download a/x-GGUF x-q4_0\.gguf`, and give"):
+        load("a/x-GGUF")
+
+
 def test_no_weights(directory):
     (directory / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
+    with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor .* Copy"):
+        load(directory)
+    (directory / "x.gguf").touch()
+    with pytest.raises(FileNotFoundError, match=r"Give the file .*x\.gguf itself\.$"):
         load(directory)
 
 
@@ -849,6 +866,9 @@ NESTED = {"full_attention": {"rope_theta": 2.0}}
         ({"num_key_value_heads": "2"}, "num_key_value_heads='2' should be an integer ≥ 1"),
         ({"num_key_value_heads": 3}, "heads=4 is not divisible by num_key_value_heads=3"),
         ({"head_dim": 3}, "head_dim=3 is odd"),
+        ({"hidden_size": 1, "head_dim": None}, "head_dim=0 is odd or 0"),
+        ({"rope_scaling": {"type": "yarn"}, "rope_theta": 1.0}, "rope_theta=1 above 1"),
+        ({"rope_scaling": {"type": "yarn", "beta_slow": 1e-320}}, "beta_slow=1e-320 should be"),
         ({"bos_token_id": [1, 2]}, r"bos_token_id=\[1, 2\] should be an integer ≥ 0"),
         ({"pad_token_id": -2}, "pad_token_id=-2 should be an integer ≥ 0"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window=0 should be an integer"),
@@ -1111,12 +1131,22 @@ def test_an_eos_beyond_the_vocabulary_is_said(directory):
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("ids", [2**31, [1, 2**40], 10**60])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_ids_that_int32_does_not_hold(ids, file, directory):
+    edit_json(directory / file, eos_token_id=ids)
+    with pytest.raises(ValueError, match=rf"{file}: eos_token_id=.* should be an id below 2³¹"):
+        load(directory)
+
+
 @pytest.mark.parametrize("count", [3, 900, 10**9, 2**63])
 @pytest.mark.parametrize("field", ["num_layers", "num_decoder_layers"])
 def test_layers_are_counted_before_any_is_built(field, count, directory, monkeypatch):
     monkeypatch.setattr(parameters, "without_params", None)  # would be called to build
     edit_json(directory / "config.json", **{field: count})
-    with pytest.raises(ValueError, match=rf"{field}={count}.*(beyond the 2|at most 1000)"):
+    with pytest.raises(
+        ValueError, match=rf"{field}={count}.*(beyond the 2|at most 1000|below 2³¹)"
+    ):
         load(directory)
 
 
