@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from specjax.measure import phases
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, Policy
 from specjax.policies.base import first_state
+from specjax.policies.constant import Undecided
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling, as_sampling, key_for
@@ -251,6 +253,10 @@ def side_by_side(
 
     begun = Begun(begin, share)
 
+    def after_a_turn() -> None:
+        begun.forget()
+        between()
+
     def run(method: Method, batch: range) -> Run:
         before, context, state = begun(method, batch)
         first = time.perf_counter()
@@ -265,8 +271,9 @@ def side_by_side(
         if not compiled:
             say(f"compiling {' and '.join(methods)}")
             phases.at_once(lambda method: run(method, batches[0]), methods.values())
+            begun.forget()
         runs = {name: partial(run, method) for name, method in methods.items()}
-        return in_turns(runs, batches, repeats, turn=turn, between=between, order=order, say=say)
+        return in_turns(runs, batches, repeats, turn=turn, between=after_a_turn, order=order, say=say)
 
 
 class Begun:
@@ -274,36 +281,48 @@ class Begun:
 
     def __init__(self, begin: Callable[..., tuple[Any, State]], share: bool):
         """Keep begin(method, batch=…), and whether policies share its result."""
-        self.begin, self.share = begin, share
+        self.begin, self.share, self.lock = begin, share, threading.Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what is shared: the next turn times prefills of its own."""
         self.batch: range | None = None
         self.kept: list[tuple[Method, float, Any, State]] = []
 
     def __call__(self, method: Method, batch: range) -> tuple[float, Any, State]:
         """Return seconds, context and a state that `loop.decode` may consume."""
-        if batch != self.batch:
-            self.batch, self.kept = batch, []
-        for other, seconds, context, state in self.kept:
-            if method.policy is not None and differ_in_policy(method, other):
-                policy = first_state(method.policy, state.keys, method.gamma_max)
-                # `decode` consumes each array once, so none may be shared.
-                state = jax.tree.map(jnp.copy, state.replace(policy=policy))
-                return seconds, context, jax.block_until_ready(state)
+        if not self.share or method.policy is None:
+            return self._timed(method, batch)
+        with self.lock:  # the warm-up has threads, and policies have one program to compile
+            seconds, context, state = self._shared(method, batch)
+            policy = first_state(method.policy, state.keys, method.gamma_max)
+            # `decode` consumes each array once, so none may be shared.
+            state = jax.tree.map(jnp.copy, state.replace(policy=policy))
+            return seconds, context, jax.block_until_ready(state)
+
+    def _timed(self, method: Method, batch: range) -> tuple[float, Any, State]:
         first = time.perf_counter()
         context, state = jax.block_until_ready(self.begin(method, batch=batch))
-        seconds = time.perf_counter() - first
+        return time.perf_counter() - first, context, state
+
+    def _shared(self, method: Method, batch: range) -> tuple[float, Any, State]:
+        if batch != self.batch:
+            self.batch, self.kept = batch, []
+        # Each policy would compile a `start` of its own.
+        plan: Method = dataclasses.replace(method, policy=Undecided())  # type: ignore[type-var]
+        for other, *begun in self.kept:
+            if equal(plan, other):
+                return tuple(begun)
+        seconds, context, state = self._timed(plan, batch)
         size = sum(x.nbytes for x in jax.tree.leaves(state)) * (1 + len(self.kept))
-        if self.share and method.policy is not None and size <= MOST_KEPT:
-            kept = jax.tree.map(jnp.copy, state.replace(policy=()))
-            self.kept.append((method, seconds, context, kept))
+        if size <= MOST_KEPT:
+            self.kept.append((plan, seconds, context, state))
         return seconds, context, state
 
 
-def differ_in_policy(one: Method, other: Method) -> bool:
-    """Whether two methods have equal arrays and structure, but for their policies."""
-    (first, *form), (second, *other_form) = (
-        jax.tree.flatten(dataclasses.replace(method, policy=None))  # type: ignore[type-var]
-        for method in (one, other)
-    )
+def equal(one: Method, other: Method) -> bool:
+    """Whether two methods have equal arrays and structure."""
+    (first, form), (second, other_form) = map(jax.tree.flatten, (one, other))
     return form == other_form and all(
         mine is yours or np.array_equal(mine, yours)
         for mine, yours in zip(first, second, strict=True)
