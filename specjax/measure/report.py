@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import MaxNLocator
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -50,6 +51,18 @@ def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], title: str)
     for row in rows:
         made.add_row(*(cell(row) for _, cell in columns))
     return made
+
+
+def show(
+    console: Console, columns: Sequence[Column], rows: Sequence[dict[str, Any]], title: str
+) -> None:
+    """Print a table; into a pipe or a file, which have no width of their own, all of it."""
+    made, usual = table(columns, rows, title), console.width
+    if not console.is_terminal:
+        console.width = 10_000
+        console.width = max(usual, console.measure(made).maximum)
+    console.print(made)
+    console.width = usual
 
 
 def markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
