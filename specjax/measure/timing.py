@@ -273,7 +273,8 @@ def side_by_side(
             phases.at_once(lambda method: run(method, batches[0]), methods.values())
             begun.forget()
         runs = {name: partial(run, method) for name, method in methods.items()}
-        return in_turns(runs, batches, repeats, turn=turn, between=after_a_turn, order=order, say=say)
+        how: dict[str, Any] = {"turn": turn, "order": order, "say": say}
+        return in_turns(runs, batches, repeats, between=after_a_turn, **how)
 
 
 class Begun:
