@@ -301,6 +301,15 @@ def test_pieces_lie_side_by_side():
     assert abs(per_character - 1) < 0.02
 
 
+def test_a_long_trace_is_cut_and_what_is_rejected_is_struck():
+    """The legend too; calls beyond `MAX_CALLS` are counted."""
+    figure = report.draw_trace([[("no", "rejected"), ("yes", "corrected")]] * 44, "title")
+    axes = figure.axes[0]
+    assert sum(text.get_text() == "yes" for text in axes.texts) == report.MAX_CALLS
+    assert axes.texts[-1].get_text() == "… 4 more calls"
+    assert len(axes.lines) == 1 + report.MAX_CALLS
+
+
 def test_a_pipe_gets_whole_tables():
     """A terminal has a width, to which tables are cut; a pipe has none."""
     columns = [(f"heading {i}", lambda row: "a cell") for i in range(9)]
