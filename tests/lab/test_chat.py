@@ -456,7 +456,7 @@ def test_prefills_count_end_to_end():
 
 
 def test_rounds_without_a_draft_count_against_alpha():
-    """Of two tokens that the rule reached one is accepted, and two rounds had no draft."""
+    """The rule reached two tokens and accepted one, and two rounds had no draft."""
     block = block_of(plain_row(0), row_of("a", 0, 1.0, lengths=(3, 1), tested=(2,), gamma=1))
     assert tables.table(block)[1]["alpha"] == pytest.approx(1 / 4)
 
