@@ -379,7 +379,7 @@ def by_the_clock(rows: Sequence[Row]) -> Section:
         list(rows),
         provenance.busy(rows),
         "Tokens per second of the loops alone, medians, methods in turns; batches are decoded one "
-        "after the other. of plain: the median ratio within a repeat. by rates: the quotient of the "
+        "after the other. of plain: the median ratio within a repeat. by rates: the ratio of the "
         "median rates; where both differ, the repeats do. replayed: what replay says for the same "
         "batches.",
     )
