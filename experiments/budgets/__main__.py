@@ -356,7 +356,8 @@ def by_the_clock(rows: Sequence[Row]) -> Section:
     }
 
     def by_rates(row):
-        return number(row["clock"]["rate"] / plain[row["temperature"], row["batch"]])
+        rate = plain.get((row["temperature"], row["batch"]))
+        return number(rate and row["clock"]["rate"] / rate)
 
     def repeats(row):
         return " to ".join(map(number, row["clock"]["of_plain_range"]))

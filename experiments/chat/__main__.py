@@ -352,13 +352,14 @@ Made = Sequence[tuple[Block, list[dict[str, Any]], dict[str, Costs]]]
 def write_report(bench: Bench, workdir: pathlib.Path, made: Made) -> None:
     """Write report.md, and a picture of acceptance by position and category."""
     rows = bench.results.done
+    panels = pictures.pictured([(block, figures) for block, figures, _ in made])
     parts = [
         f"# {rows[0]['target']}",
         provenance.warning(rows),
         f"{provenance.origin(rows)} At most {rows[0]['max_new_tokens']} tokens a turn.",
         tables.WORDS,
         *dict.fromkeys(row["remark"] for row in rows if "remark" in row),
-        "![acceptance by position](positions.png)",
+        "![acceptance by position](positions.png)" if panels else "",
     ]
     if bench.too_long:
         parts.append(too_long(bench.too_long, bench.limit))
@@ -378,8 +379,8 @@ def write_report(bench: Bench, workdir: pathlib.Path, made: Made) -> None:
             report.markdown(tables.position_columns(drafted), drafted),
         ]
     files.write_text(workdir / "report.md", "\n\n".join(filter(None, parts)) + "\n")
-    panels = pictures.pictured([(block, figures) for block, figures, _ in made])
-    plots.save(workdir / "positions.png", pictures.draw(panels))
+    if panels:
+        plots.save(workdir / "positions.png", pictures.draw(panels))
 
 
 def same(block: Block, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -25,18 +25,17 @@ EVERY = "all"
 RESAMPLES = 1000
 WORDS = (
     "Methods decode the same prompts in turns; those of later turns hold plain decoding's answers. "
-    "Prefill: seconds per input, all turns. "
-    "τ: tokens per target call. Counts are per token of output. Drafted: proposed by the draft, "
-    "all of them scored by the target. Verified: those that the rule reached, up to the first "
-    "rejection. Accepted and rejected: the verified ones. α: the accepted share of verified tokens "
-    "and of rounds without a draft, which count as rejections. Speedup: of the loops alone, per "
-    "token, over the fastest plain decoding. End to end: the same with the prefill. "
-    "/ best γ: over the best static γ of the same draft, chosen "
-    "on one half of the inputs and applied to the other, both ways. Oracle: a bound from costs. It "
-    "takes the rounds of the longest static γ with exactly the accepted tokens drafted, which at "
-    "T = 0 are the same rounds, and the measured times of their parts. Predicted: τ / (γc + v + "
-    "overhead) for the rounds of a static γ. In brackets: 95% intervals, "
-    "by a bootstrap over inputs, of times over batches; none for a single one."
+    "Prefill: seconds per input, all turns. τ: tokens per target call. Counts are per token of "
+    "output. Drafted: proposed by the draft, all of them scored by the target. Verified: those "
+    "that the rule reached, up to the first rejection. Accepted and rejected: the verified ones. "
+    "α: the accepted share of verified tokens and of rounds without a draft, which count as "
+    "rejections. Speedup: of the loops alone, per token, over the fastest plain decoding. End to "
+    "end: the same with the prefill. / best γ: over the best static γ of the same draft, chosen on "
+    "one half of the inputs and applied to the other, both ways. Oracle: a bound from costs. It "
+    "takes the rounds of the longest static γ with exactly the accepted tokens drafted, which at T "
+    "= 0 are the same rounds, and the measured times of their parts. Predicted: τ / (γc + v + "
+    "overhead) for the rounds of a static γ. In brackets: 95% intervals, by a bootstrap over "
+    "inputs, of times over batches; none for a single one."
 )
 
 
@@ -124,8 +123,8 @@ def units(row: Mapping[str, Any]) -> list[Unit]:
         lengths = [[one["tokens"] for one in outputs] for outputs in turns]
 
         def took(what: str, batch: Mapping[str, Any] = batch) -> float:
-            each = [turn.get(what, [np.nan]) for turn in batch["turns"]]
-            return float(np.median(np.sum(each, axis=0)))
+            each = [turn.get(what) for turn in batch["turns"]]
+            return np.nan if None in each else float(np.median(np.sum(each, axis=0)))
 
         made.append(
             Unit(
@@ -291,6 +290,7 @@ def figures(
     verified = sum(sum(one["tested"]) for one in outputs)
     idle = sum(one["target_calls"] - sum(one["tested"][:1]) for one in outputs)  # without a draft
     prefill = sum(unit.prefill for unit in some.units[name]) / len(each)
+    whole = speedup(some, name, whole=True)
     known = (costs or {}).get(facts["draft"] or "")
     return {
         **facts,
@@ -313,7 +313,7 @@ def figures(
         "alpha": total["accepted"] / (verified + idle) if facts["draft"] else None,
         "prefill": None if np.isnan(prefill) else prefill,
         "speedup": speedup(some, name),
-        "end_to_end": None if np.isnan(prefill) else speedup(some, name, whole=True),
+        "end_to_end": None if np.isnan(whole.value) else whole,
         "over_best": over_best(some, name),
         "oracle": oracle(some, facts["draft"], known) if known else None,
         "predicted": predicted(some, name, known) if known else None,

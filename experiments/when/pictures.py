@@ -22,7 +22,8 @@ LETTER: dict[str, Any] = {
     "fontsize": 7, "fontweight": "bold", "color": "white", "ha": "center", "va": "center",
     "bbox": {"boxstyle": "circle,pad=0.15", "color": "0.15"},
 }  # fmt: skip
-CORNERS = ((0.33, 0.31), (-0.33, 0.31), (0.33, -0.31), (-0.33, -0.31))  # of a cell, off its digits
+# Places in a cell beside its digits, in the order in which letters take them.
+CORNERS = ((0.33, 0.31), (-0.33, 0.31), (0.33, -0.31), (-0.33, -0.31), (0, 0.31), (0, -0.31))
 LOWEST = -0.2  # of what is closed, as far as it is drawn
 CURVE = {"within": 0.5, "between": 0.0}  # where informativeness varies alone
 

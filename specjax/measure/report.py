@@ -18,23 +18,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specjax.measure.trace import Timeline, TracedRound
+from specjax.measure.trace import TracedRound
 
 BENEATH = "beneath"  # a piece that begins a line of its own under a round's: spaces, or a remark
 # Chosen to differ in lightness too, for readers who do not see red and green apart.
 COLOURS = {
     "accepted": "#2e7d32", "rejected": "#c62828", "corrected": "#1565c0", BENEATH: "#9e9e9e",
 }  # fmt: skip
-
-# The phases of a timeline. The plain step is a call of the target, like a verify pass.
-PHASES = {
-    "start": ("encoders and prefill", "#e0a526"),
-    "draft": ("draft, a part for each token", "#1e88e5"),
-    "verify": ("a call of the target", "#6a3d9a"),
-    "step": ("a call of the target", "#6a3d9a"),
-    "accept": ("accept and commit", "#d0d0d0"),
-    "learn": ("accept and commit", "#d0d0d0"),
-}
 
 RING: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "0.2", "zorder": 3}
 
@@ -277,7 +267,8 @@ def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
     left_out = len(lines) - len(parts)
     height = 0.27 * (sum(len(part) for _, part in parts) + (left_out > 0)) + top + 0.32
     advance = 9 * 0.602 / 72  # width of a character of the monospace font at 9 points, in inches
-    widest = max(sum(len(piece) for piece, _ in one) for _, part in parts for one in part) + 6
+    widths = (sum(len(piece) for piece, _ in one) for _, part in parts for one in part)
+    widest = max(widths, default=0) + 6
     longest = max(widest, 1.25 * len(title), len(setting) + 2)
     figure = Figure(figsize=(max(6.5, advance * longest), height))
     axes = figure.add_axes((0, 0, 1, 1))
@@ -315,34 +306,6 @@ def write_on(axes: Axes, x: float, y: float, text: str, kind: str | None = None)
               parse_math=False)  # fmt: skip
     if kind == "rejected":
         axes.plot([x, x + len(text)], [y, y], color=colour, linewidth=0.8)
-
-
-def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
-    """Draw Figure 5: for each labelled run a row of boxes, one for each phase."""
-    figure = Figure(figsize=(9, 0.62 * len(rows) + 1.2), layout="constrained")
-    axes = figure.add_subplot()
-    longest = max(run.events[-1].end_ms for _, run in rows)
-    for y, (_, run) in enumerate(rows):
-        for event in run.events:
-            name, colour = PHASES[event.phase]
-            parts = max(event.tokens, 1) if event.phase == "draft" else 1
-            width = (event.end_ms - event.begin_ms) / parts
-            boxes = [(event.begin_ms + i * width, width) for i in range(parts)]
-            # White edges would cover boxes that are hardly wider than they are.
-            edges = {"edgecolor": "white", "linewidth": 0.2 if width > longest / 250 else 0}
-            axes.broken_barh(boxes, (y - 0.3, 0.6), facecolor=colour, label=name, **edges)
-        counted = f"  {len(run.tokens)} tokens, {run.target_calls} target calls"
-        axes.text(run.events[-1].end_ms, y, counted, fontsize=8, va="center")
-    axes.set_yticks(range(len(rows)), [label for label, _ in rows])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.3 * longest)
-    axes.set_xlabel("ms, stepped phase by phase")
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, ncols=4,
-                  loc="outside lower center")  # fmt: skip
-    return figure
 
 
 def draw_speedups(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
