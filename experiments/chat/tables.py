@@ -399,13 +399,8 @@ def position_columns(rows: Rows) -> list[report.Column]:
 
 def short_columns(rows: Rows) -> list[report.Column]:
     """Columns of the terminal's table: the figures in all."""
-    more = {
-        "α": "alpha",
-        "speedup": "speedup",
-        "end to end": "end_to_end",
-        "/ best γ": "over_best",
-        "oracle": "oracle",
-    }
+    more = {"α": "alpha", "speedup": "speedup", "end to end": "end_to_end",
+            "/ best γ": "over_best", "oracle": "oracle"}  # fmt: skip
     return [
         ("method", lambda row: row["method"]),
         ("ms/token", lambda row: f"{row['ms_per_token']:.1f}"),

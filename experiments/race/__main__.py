@@ -247,13 +247,14 @@ def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: 
                 report.write_on(axes, x, TOP + row, piece, kind)
                 x += len(piece)
     at = 2.0
-    for name, kind in (
-        ("drafted and accepted", "accepted"),
-        ("drafted and rejected", "rejected"),
-        ("the target's own", "corrected"),
-        (f"{report.SPACE} a space at a token's edge", None),
-    ):
-        report.write_on(axes, at, HEIGHT + 5.3, name, kind)
+    legend: dict[str, str | None] = {
+        "drafted and accepted": "accepted",
+        "drafted and rejected": "rejected",
+        "the target's own": "corrected",
+        f"{report.SPACE} a space at a token's edge": None,
+    }
+    for name, of in legend.items():
+        report.write_on(axes, at, HEIGHT + 5.3, name, of)
         at += len(name) + 3
 
 

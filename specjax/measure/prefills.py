@@ -64,7 +64,8 @@ class Begun:
 
 def equal(one: Method, other: Method) -> bool:
     """Whether two methods have equal arrays and structure."""
-    if jax.tree.structure(one) != jax.tree.structure(other):
-        return False
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(mine is yours or np.array_equal(mine, yours) for mine, yours in pairs)
+    (first, *form), (second, *other_form) = map(jax.tree.flatten, (one, other))
+    return form == other_form and all(
+        mine is yours or np.array_equal(mine, yours)
+        for mine, yours in zip(first, second, strict=True)
+    )
