@@ -335,7 +335,7 @@ def compare_costs(
         ("second", lambda line: f"{line['second']:.3f}"),
         ("second / first", lambda line: f"{line['ratio']:.3f}"),
     ]
-    console.print(report.table(columns, lines, title))
+    report.show(console, columns, lines, title)
     fitted = [line for line in lines if line["ratio"] > 0]  # a fit may leave nothing for a part
     worst = max(fitted, key=lambda line: abs(np.log(line["ratio"])))
     console.print(f"Farthest apart: {worst['name']}, {worst['ratio'] - 1:+.1%}.")

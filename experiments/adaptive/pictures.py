@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from experiments.plots import ACCEPTED, REJECTED
 from experiments.reproduce.pages import Section
 
 EVEN = 0.01  # tokens of plain decoding by which losses may differ and count as equal
+MIN_WIDTH, MIN_HEIGHT = 6.0, 3.4  # inches of a figure with names of policies and a legend
 LEVEL = 0.98  # of the best static γ, from which on a title counts a race as not lost
 
 
@@ -67,7 +69,7 @@ def draw_panels(found: Sequence[Sequence[Row]]) -> Figure:
     ]
     _legend(figure, [Line2D([], [], label=name, **style) for name, style in marks])
     _label_below(grid, "speedup over plain (factor)")
-    figure.suptitle(levelled(found), fontsize=10)
+    _title(figure, levelled(found))
     return figure
 
 
@@ -86,7 +88,7 @@ def levelled(found: Sequence[Sequence[Row]]) -> str:
     best = max(reached, key=rank)
     return (
         f"{best}: faster than the best static γ, or within {1 - LEVEL:.0%} of it, in "
-        f"{rank(best)[0]} of {len(found)} races"
+        f"{rank(best)[0]} of {len(found)} race{'s' * (len(found) > 1)}"
     )
 
 
@@ -104,7 +106,7 @@ def lengths(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
 def draw_lengths(found: Sequence[Sequence[Row]]) -> Figure:
     """A panel for each race, a bar for each method."""
     methods = [*_methods(found, static=True), *_methods(found, static=False)]
-    size = 1.2 + 1.5 * len(found), 1.2 + 0.2 * len(methods)
+    size = max(MIN_WIDTH, 1.2 + 1.5 * len(found)), 1.2 + 0.2 * len(methods)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(found), sharey=True, sharex=True, squeeze=False)[0]
     for axes, rows in zip(panels, found, strict=True):
@@ -199,14 +201,14 @@ def draw_regrets(found: Sequence[Sequence[Row]]) -> Figure:
         axes.tick_params(labelsize=8)
         plots.bare(axes)
     _label_below(grid, "length of output (tokens)")
-    figure.supylabel("lost time (in tokens of plain decoding)", fontsize=9)
+    label = "lost time (in tokens of plain decoding)"
+    figure.supylabel(textwrap.fill(label, int(11 * figure.get_figheight())), fontsize=9)
     for name, line in drawn.items():
         line.set_label(name)
-    _legend(figure, list(drawn.values()), columns=5)
+    _legend(figure, list(drawn.values()))
     for name, count in fewer.most_common(1):
-        races = f"{count} of {len(found)} races"
-        title = f"In replay {name} loses no more than the best static γ in {races}"
-        figure.suptitle(title, fontsize=10)
+        races = f"{count} of {len(found)} race{'s' * (len(found) > 1)}"
+        _title(figure, f"In replay {name} loses no more than the best static γ in {races}")
     return figure
 
 
@@ -216,17 +218,25 @@ def _label_below(grid: np.ndarray, label: str) -> None:
         axes.set_xlabel(label, fontsize=9)
 
 
-def _legend(figure: Figure, handles: Sequence[Any], columns: int = 4) -> None:
-    """One legend for all panels, below them."""
-    figure.legend(handles=handles, frameon=False, fontsize=8, ncols=columns,
+def _title(figure: Figure, title: str) -> None:
+    """A title in lines that fit the figure."""
+    figure.suptitle(textwrap.fill(title, int(11 * figure.get_figwidth())), fontsize=10)
+
+
+def _legend(figure: Figure, handles: Sequence[Any]) -> None:
+    """One legend for all panels, below them; its columns fit the figure."""
+    widest = max(len(handle.get_label()) for handle in handles)
+    columns = int(14 * figure.get_figwidth() / (widest + 6))
+    figure.legend(handles=handles, frameon=False, fontsize=8, ncols=max(1, min(5, columns)),
                   loc="outside lower center")  # fmt: skip
 
 
 def _grid(count: int, width: float, height: float, **options: Any) -> tuple[Figure, np.ndarray]:
-    """A figure, and so many panels of this size in inches, four in a line."""
+    """A figure, and so many panels of this size in inches, four in a line; wider if few."""
     columns = min(4, count)
     lines = -(-count // columns)
-    figure = Figure(figsize=(1 + width * columns, height * lines), layout="constrained")
+    size = max(MIN_WIDTH, 1 + width * columns), max(MIN_HEIGHT, height * lines)
+    figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False, **options).ravel()
     for axes in grid[count:]:
         axes.set_axis_off()

@@ -75,7 +75,7 @@ def main(_) -> None:
     lines += [*(f"- {name}: {value}" for name, value in facts.items()), ""]
     files.write_text(workdir / "report.md", "\n".join(lines))
     console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(report.table(COLUMNS, rows, title))
+    report.show(console, COLUMNS, rows, title)
     console.print(f"The same in Markdown: {workdir / 'report.md'}", soft_wrap=True)
 
 

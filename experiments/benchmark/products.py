@@ -101,7 +101,7 @@ def main(_) -> None:
     columns = [(name, itemgetter(name)) for name in ("form", *map(str, counts))]
     facts = provenance.environment()
     title = f"{args.shapes}, ms by rows: {facts['device']}, {facts['cores']} cores"
-    Console(width=100).print(report.table(columns, table, title))
+    report.show(Console(width=100), columns, table, title)
 
 
 if __name__ == "__main__":

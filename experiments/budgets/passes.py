@@ -41,7 +41,7 @@ def main(_) -> None:
     for batch in command_line.Steps(missing, unit="batch", disable=None):
         for row in measure(on, batch):
             on.results.append({**row, **identity(on)})
-    Console(markup=False).print(report.table(COLUMNS, on.results.done, "Verify passes"))
+    report.show(Console(markup=False), COLUMNS, on.results.done, "Verify passes")
 
 
 def measure(on: Study, batch: int) -> list[Row]:

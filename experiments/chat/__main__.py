@@ -32,7 +32,7 @@ from rich.padding import Padding
 from rich.rule import Rule
 
 from experiments import plots
-from experiments.chat import answers, fetch, groups, tables
+from experiments.chat import answers, fetch, groups, pictures, tables
 from experiments.chat.groups import Asked
 from experiments.chat.tables import EVERY, Block
 from experiments.reproduce.study import check_counts, open_results
@@ -319,7 +319,16 @@ def show_answers(
         console.print(Padding("\n".join(answer[:LINES] + cut), (0, 2)), markup=False)
         times = [f"{name} {min(turn['decode']):.1f} s" for name, turn in turns.items()]
         verdict = "the same tokens" if same else "not all the same tokens"
+        if not same:
+            verdict += why_tokens_differ(first["temperature"], some[0]["dtype"])
         console.print(f"{' · '.join(times)}: {verdict}", style="cyan", markup=False)
+
+
+def why_tokens_differ(temperature: float, dtype: str) -> str:
+    """The reason why methods have other tokens, in brackets; "" if none is known."""
+    if temperature:
+        return " (drawn at random)"
+    return f" (near-ties in {dtype})" if dtype != "float32" else ""
 
 
 def show(console: Console, block: Block, rows: Sequence[dict[str, Any]]) -> None:
@@ -327,10 +336,13 @@ def show(console: Console, block: Block, rows: Sequence[dict[str, Any]]) -> None
     last = rows[-1]["kind"]  # all, or the only kind
     every = [row for row in rows if row["kind"] == last]
     where = f"T = {block.temperature:g}, batch {block.batch}"
-    title = f"{where}. Speedup over the fastest plain decoding, {every[0]['inputs']} questions"
-    console.print(report.table(tables.short_columns(every), every, title))
+    title = (
+        f"{where}. Speedup of the loops alone and end to end, over the fastest plain decoding, "
+        f"{every[0]['inputs']} questions"
+    )
+    report.show(console, tables.short_columns(every), every, title)
     if last == EVERY:
-        console.print(report.table(*tables.by_kind(rows), f"{where}. Speedup by kind of question"))
+        report.show(console, *tables.by_kind(rows), f"{where}. Speedup by kind of question")
         console.print(tables.fastest(rows), soft_wrap=True, markup=False)
 
 
@@ -340,12 +352,14 @@ Made = Sequence[tuple[Block, list[dict[str, Any]], dict[str, Costs]]]
 def write_report(bench: Bench, workdir: pathlib.Path, made: Made) -> None:
     """Write report.md, and a picture of acceptance by position and category."""
     rows = bench.results.done
+    panels = pictures.pictured([(block, figures) for block, figures, _ in made])
     parts = [
         f"# {rows[0]['target']}",
         provenance.warning(rows),
         f"{provenance.origin(rows)} At most {rows[0]['max_new_tokens']} tokens a turn.",
         tables.WORDS,
-        "![acceptance by position](positions.png)",
+        *dict.fromkeys(row["remark"] for row in rows if "remark" in row),
+        "![acceptance by position](positions.png)" if panels else "",
     ]
     if bench.too_long:
         parts.append(too_long(bench.too_long, bench.limit))
@@ -365,8 +379,8 @@ def write_report(bench: Bench, workdir: pathlib.Path, made: Made) -> None:
             report.markdown(tables.position_columns(drafted), drafted),
         ]
     files.write_text(workdir / "report.md", "\n\n".join(filter(None, parts)) + "\n")
-    panels = tables.pictured([(block, figures) for block, figures, _ in made])
-    plots.save(workdir / "positions.png", tables.draw(panels))
+    if panels:
+        plots.save(workdir / "positions.png", pictures.draw(panels))
 
 
 def same(block: Block, rows: Sequence[Mapping[str, Any]]) -> str:

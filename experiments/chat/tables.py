@@ -9,16 +9,13 @@ are resampled together.
 """
 
 import dataclasses
-import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from matplotlib.figure import Figure
 
-from experiments import plots
 from specjax.measure import report
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
@@ -28,16 +25,17 @@ EVERY = "all"
 RESAMPLES = 1000
 WORDS = (
     "Methods decode the same prompts in turns; those of later turns hold plain decoding's answers. "
-    "Prefill: seconds per input, all turns. "
-    "τ: tokens per target call. Counts are per token of output. Drafted: proposed by the draft, "
-    "all of them scored by the target. Verified: those that the rule reached, up to the first "
-    "rejection. Accepted and rejected: the verified ones. Speedup: of the loops alone, per token, "
-    "over the fastest plain decoding. / best γ: over the best static γ of the same draft, chosen "
-    "on one half of the inputs and applied to the other, both ways. Oracle: a bound from costs. It "
-    "takes the rounds of the longest static γ with exactly the accepted tokens drafted, which at "
-    "T = 0 are the same rounds, and the measured times of their parts. Predicted: τ / (γc + v + "
-    "overhead) for the rounds of a static γ. In brackets: 95% intervals, "
-    "by a bootstrap over inputs, of times over batches; none for a single one."
+    "Prefill: seconds per input, all turns. τ: tokens per target call. Counts are per token of "
+    "output. Drafted: proposed by the draft, all of them scored by the target. Verified: those "
+    "that the rule reached, up to the first rejection. Accepted and rejected: the verified ones. "
+    "α: the accepted share of verified tokens and of rounds without a draft, which count as "
+    "rejections. Speedup: of the loops alone, per token, over the fastest plain decoding. End to "
+    "end: the same with the prefill. / best γ: over the best static γ of the same draft, chosen on "
+    "one half of the inputs and applied to the other, both ways. Oracle: a bound from costs. It "
+    "takes the rounds of the longest static γ with exactly the accepted tokens drafted, which at T "
+    "= 0 are the same rounds, and the measured times of their parts. Predicted: τ / (γc + v + "
+    "overhead) for the rounds of a static γ. In brackets: 95% intervals, by a bootstrap over "
+    "inputs, of times over batches; none for a single one."
 )
 
 
@@ -54,7 +52,7 @@ class Unit(NamedTuple):
 
     kind: str
     seconds: float  # of the loop, all turns, the median over repeats
-    prefill: float
+    prefill: float  # NaN where it was not timed
     tokens: int  # of all rows
     waited: int  # tokens of the longest row, summed over turns
     turns: list[list[dict[str, Any]]]  # counts of all rows, by turn
@@ -125,7 +123,8 @@ def units(row: Mapping[str, Any]) -> list[Unit]:
         lengths = [[one["tokens"] for one in outputs] for outputs in turns]
 
         def took(what: str, batch: Mapping[str, Any] = batch) -> float:
-            return float(np.median(np.sum([turn[what] for turn in batch["turns"]], axis=0)))
+            each = [turn.get(what) for turn in batch["turns"]]
+            return np.nan if None in each else float(np.median(np.sum(each, axis=0)))
 
         made.append(
             Unit(
@@ -186,27 +185,29 @@ def acceptance(some: Sequence[Unit]) -> list[Estimate | None]:
     return [None if np.isnan(of[0]) else estimate(of, len(each)) for of in rates.T]
 
 
-def times(some: Sequence[Unit]) -> Float[np.ndarray, "2 N"]:
-    """Seconds and tokens of each batch."""
-    return np.array([[unit.seconds, unit.tokens] for unit in some], np.float64).T
+def times(some: Sequence[Unit], *, whole: bool = False) -> Float[np.ndarray, "2 N"]:
+    """Seconds and tokens of each batch; with the prefill if `whole`."""
+    took = [unit.seconds + (unit.prefill if whole else 0) for unit in some]
+    return np.array([took, [unit.tokens for unit in some]], np.float64)
 
 
-def per_token(some: Sequence[Unit]) -> float:
-    """Seconds of the loop for each token."""
-    seconds, tokens = times(some).sum(axis=1)
+def per_token(some: Sequence[Unit], *, whole: bool = False) -> float:
+    """Seconds of the loop for each token; with the prefill if `whole`."""
+    seconds, tokens = times(some, whole=whole).sum(axis=1)
     return float(seconds / tokens)
 
 
-def fastest_plain(block: Block) -> str:
-    """The name of the faster plain decoding."""
-    return min(block.plains, key=lambda name: per_token(block.units[name]))
+def fastest_plain(block: Block, *, whole: bool = False) -> str:
+    """The name of the faster plain decoding; with the prefill if `whole`."""
+    return min(block.plains, key=lambda name: per_token(block.units[name], whole=whole))
 
 
-def speedup(block: Block, name: str) -> Estimate:
-    """Speedup per token over the fastest plain decoding."""
+def speedup(block: Block, name: str, *, whole: bool = False) -> Estimate:
+    """Speedup per token over the fastest plain decoding; with the prefill if `whole`."""
     drawn = resamples(len(block.units[name]))
-    seconds, tokens = (drawn @ of for of in times(block.units[fastest_plain(block)]))
-    own_seconds, own_tokens = (drawn @ of for of in times(block.units[name]))
+    plain = block.units[fastest_plain(block, whole=whole)]
+    seconds, tokens = (drawn @ of for of in times(plain, whole=whole))
+    own_seconds, own_tokens = (drawn @ of for of in times(block.units[name], whole=whole))
     return estimate(seconds / tokens / (own_seconds / own_tokens), drawn.shape[1])
 
 
@@ -287,6 +288,9 @@ def figures(
         for field in ("tokens", "target_calls", "drafted", "accepted")
     }
     verified = sum(sum(one["tested"]) for one in outputs)
+    idle = sum(one["target_calls"] - sum(one["tested"][:1]) for one in outputs)  # without a draft
+    prefill = sum(unit.prefill for unit in some.units[name]) / len(each)
+    whole = speedup(some, name, whole=True)
     known = (costs or {}).get(facts["draft"] or "")
     return {
         **facts,
@@ -295,6 +299,7 @@ def figures(
         "inputs": len(each),
         "tau": total["tokens"] / total["target_calls"],
         "acceptance": acceptance(some.units[name]) if facts["draft"] else [],
+        "tested": np.sum([one["tested"] for one in outputs], axis=0).tolist(),
         **{
             field: count / total["tokens"] if facts["draft"] else None
             for field, count in {
@@ -305,8 +310,10 @@ def figures(
             }.items()
         },
         "ms_per_token": 1e3 * per_token(some.units[name]),
-        "prefill": sum(unit.prefill for unit in some.units[name]) / len(each),
+        "alpha": total["accepted"] / (verified + idle) if facts["draft"] else None,
+        "prefill": None if np.isnan(prefill) else prefill,
         "speedup": speedup(some, name),
+        "end_to_end": None if np.isnan(whole.value) else whole,
         "over_best": over_best(some, name),
         "oracle": oracle(some, facts["draft"], known) if known else None,
         "predicted": predicted(some, name, known) if known else None,
@@ -359,7 +366,9 @@ def main_columns(rows: Rows) -> list[report.Column]:
         "verified": "verified",
         "accepted": "accepted",
         "rejected": "rejected",
+        "α": "alpha",
         "speedup": "speedup",
+        "end to end": "end_to_end",
         "/ best γ": "over_best",
         "oracle": "oracle",
         "predicted": "predicted",
@@ -368,7 +377,7 @@ def main_columns(rows: Rows) -> list[report.Column]:
         ("category", lambda row: row["kind"]),
         ("method", lambda row: row["method"]),
         ("inputs", lambda row: str(row["inputs"])),
-        ("prefill, s", lambda row: f"{row['prefill']:.2f}"),
+        ("prefill, s", partial(of, "prefill")),
         ("ms/token", lambda row: f"{row['ms_per_token']:.1f}"),
         *(
             (title, partial(of, name))
@@ -390,7 +399,8 @@ def position_columns(rows: Rows) -> list[report.Column]:
 
 def short_columns(rows: Rows) -> list[report.Column]:
     """Columns of the terminal's table: the figures in all."""
-    more = {"speedup": "speedup", "/ best γ": "over_best", "oracle": "oracle"}
+    more = {"α": "alpha", "speedup": "speedup", "end to end": "end_to_end",
+            "/ best γ": "over_best", "oracle": "oracle"}  # fmt: skip
     return [
         ("method", lambda row: row["method"]),
         ("ms/token", lambda row: f"{row['ms_per_token']:.1f}"),
@@ -435,72 +445,3 @@ def costs_line(draft: str, costs: Costs, gammas: Sequence[int]) -> str:
     """Say what a round of a draft costs, in steps of plain decoding."""
     passes = ", ".join(f"v({gamma}) = {costs.v(gamma):.2f}" for gamma in gammas)
     return f"{draft}: c = {costs.c:.2f}, {passes}."
-
-
-# --- picture -------------------------------------------------------------------------------------
-
-
-def finding(rows: Rows) -> str:
-    """Say on which kinds of question a draft's first token is accepted most and least often."""
-    known = {
-        row["kind"]: row["acceptance"][0].value
-        for row in rows
-        if row["kind"] != EVERY and row["acceptance"] and row["acceptance"][0]
-    }
-    if len(known) < 2:
-        return ""
-    high, low = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
-    return (
-        f"{rows[0]['draft']}, T = {rows[0]['temperature']:g}: a first token is accepted most often "
-        f"in {high} ({known[high]:.2f}), least in {low} ({known[low]:.2f})"
-    )
-
-
-def pictured(made: Sequence[tuple[Block, Rows]]) -> list[list[dict[str, Any]]]:
-    """The rows of each panel: the longest static γ of each draft, at the first batch size."""
-    panels = []
-    for block, rows in made:
-        if block.batch != made[0][0].batch:
-            continue
-        for draft in block.drafts:
-            if static := block.static(draft):
-                panels.append(
-                    [
-                        {**row, "temperature": block.temperature}
-                        for row in rows
-                        if row["method"] == static[-1]
-                    ]
-                )
-    return panels
-
-
-def draw(panels: Sequence[Sequence[Mapping[str, Any]]]) -> Figure:
-    """Draw acceptance by position, a panel for each draft and temperature, a line for each kind."""
-    columns = min(len(panels), 3)
-    lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(3.4 * columns + 1.8, 2.9 * lines + 0.5), layout="constrained")
-    axes_of = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
-    kinds = [*dict.fromkeys(row["kind"] for panel in panels for row in panel)]
-    for axes, panel in zip(axes_of, panels, strict=False):
-        for row in panel:
-            known = [(i, one) for i, one in enumerate(row["acceptance"], 1) if one is not None]
-            at = [i for i, _ in known]
-            look: dict[str, Any] = plots.line(kinds.index(row["kind"]))
-            if row["kind"] == EVERY:
-                look = {"color": "0.2", "linewidth": 2.2}
-            axes.plot(at, [one.value for _, one in known], label=row["kind"], **look)
-            axes.fill_between(at, [one.low for _, one in known], [one.high for _, one in known],
-                              color=look["color"], alpha=0.08, linewidth=0)  # fmt: skip
-        axes.set_title(f"{panel[0]['draft']}, T = {panel[0]['temperature']:g}", fontsize=9)
-        axes.set_xticks(range(1, len(panel[0]["acceptance"]) + 1))
-        axes.set_ylim(0, 1.02)
-        axes.set_xlabel("drafted token")
-        plots.bare(axes)
-    for axes in axes_of[len(panels) :]:
-        axes.set_axis_off()
-    axes_of[0].set_ylabel("accepted, if those before were")
-    figure.legend(*axes_of[0].get_legend_handles_labels(), frameon=False, fontsize=8,
-                  loc="outside right center")  # fmt: skip
-    wide = int(11 * figure.get_figwidth())  # characters of a line
-    figure.suptitle(textwrap.fill(finding(panels[0]), wide), fontsize=10)
-    return figure

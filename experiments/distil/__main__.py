@@ -66,7 +66,7 @@ def show(lab: "Laboratory") -> None:
     ]
     files.write_text(workdir / "report.md", "\n\n".join(parts) + "\n")
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
-    console.print(report.table(columns, lines, title))
+    report.show(console, columns, lines, title)
     console.print(words(lines), soft_wrap=True)
     console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
 

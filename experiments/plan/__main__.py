@@ -83,7 +83,7 @@ def main(_) -> None:
     if workdir is not None and results is not None:
         columns = [("target", lambda row: short(row["target"])), *COLUMNS]
         files.write_text(workdir / "plan.md", report.markdown(columns, results.done) + "\n")
-    console.print(report.table(COLUMNS, rows, f"{short(config.target)}, on each device"))
+    report.show(console, COLUMNS, rows, f"{short(config.target)}, on each device")
 
 
 def show_training(config, meshes: Sequence[str], memory: float | None, args) -> None:
@@ -105,7 +105,7 @@ def show_training(config, meshes: Sequence[str], memory: float | None, args) -> 
             if not find(results.done, row):
                 results.append(row)
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
-    console.print(report.table(TRAINING, rows, f"Training {short(config.start)}, on each device"))
+    report.show(console, TRAINING, rows, f"Training {short(config.start)}, on each device")
 
 
 def check(args, config) -> None:

@@ -173,15 +173,16 @@ def save(path: pathlib.Path, sides: Sequence[Side], heading: str) -> float:
     """Write the animation, whole or not at all; the seconds that it takes to watch."""
     slow = GIF_SECONDS / slowest(sides)
     count = int(GIF_SECONDS * FRAMES_PER_SECOND)
-    hold = FRAMES_PER_SECOND * 2  # the end stays to be read
+    hold = FRAMES_PER_SECOND * 2  # the end stays to be read, and is the picture of a page at rest
     figure = blank()
 
     def frame(number: int) -> list:
         figure.clear()
-        draw(figure, sides, min(number, count) / FRAMES_PER_SECOND / slow, heading, slow)
+        now = count if number == 0 else min(number - 1, count)
+        draw(figure, sides, now / FRAMES_PER_SECOND / slow, heading, slow)
         return []
 
-    animation = FuncAnimation(figure, frame, frames=count + hold, cache_frame_data=False)
+    animation = FuncAnimation(figure, frame, frames=1 + count + hold, cache_frame_data=False)
     with tempfile.TemporaryDirectory(dir=path.resolve().parent) as folder:
         made = pathlib.Path(folder) / "race.gif"
         animation.save(made, writer=PillowWriter(fps=FRAMES_PER_SECOND))
@@ -243,19 +244,17 @@ def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: 
         for row, line in enumerate(recording.screen(side, now, GIF_WIDTH, HEIGHT)):
             x = left
             for piece, kind in line:
-                colour = report.COLOURS[kind]
-                axes.text(x, TOP + row, piece, color=colour, **mono)
-                if kind == "rejected":
-                    axes.plot([x, x + len(piece)], [TOP + row] * 2, color=colour, linewidth=0.8)
+                report.write_on(axes, x, TOP + row, piece, kind)
                 x += len(piece)
     at = 2.0
-    for name, colour in (
-        ("drafted and accepted", report.COLOURS["accepted"]),
-        ("drafted and rejected", report.COLOURS["rejected"]),
-        ("the target's own", report.COLOURS["corrected"]),
-        (f"{report.SPACE} a space at a token's edge", "0.4"),
-    ):
-        axes.text(at, HEIGHT + 5.3, name, color=colour, fontsize=9, va="center")
+    legend: dict[str, str | None] = {
+        "drafted and accepted": "accepted",
+        "drafted and rejected": "rejected",
+        "the target's own": "corrected",
+        f"{report.SPACE} a space at a token's edge": None,
+    }
+    for name, of in legend.items():
+        report.write_on(axes, at, HEIGHT + 5.3, name, of)
         at += len(name) + 3
 
 

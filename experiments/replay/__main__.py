@@ -77,7 +77,7 @@ def main(_) -> None:
     seconds = time.perf_counter() - begin
     title = f"{short(row['draft'])}, T={row['temperature']:g}: {row['outputs']} outputs"
     console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(report.table(COLUMNS, lines, title))
+    report.show(console, COLUMNS, lines, title)
     text = [
         f"# Replay of {title}",
         report.markdown(COLUMNS, lines),

@@ -35,7 +35,7 @@ def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
         _save(workdir / "trace.png", report.draw_trace(*shown))
         files.write_text(workdir / "trace.html", report.html_trace(*shown))
     if stepped := of.get("timeline"):
-        _save(workdir / "timeline.png", report.draw_timeline(timelines.runs(stepped)))
+        _save(workdir / "timeline.png", timelines.draw(timelines.runs(stepped)))
 
 
 def _label(row: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ def show(
     for section in sections:
         if section.rows:
             lines = [dict(row) for row in section.rows]
-            console.print(report.table(section.columns, lines, section.title))
+            report.show(console, section.columns, lines, section.title)
         for text in filter(None, (section.words, section.dashes)):
             console.print(text)
             console.print()

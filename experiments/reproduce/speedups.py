@@ -163,10 +163,10 @@ def method(on: Study, draft: str, temperature: float, gamma: int) -> Speculative
     return decoding.speculative(on.target, on.draft(draft), gamma=gamma, sampling=sampling)
 
 
-def best(on: Study) -> dict[str, Any]:
-    """The row of the fastest draft at the first temperature."""
-    first = {"table": "speedup", "temperature": on.config.temperatures[0]}
-    timed = [row for row in on.results.done if first.items() <= row.items()]
+def best(on: Study, which: int = 0) -> dict[str, Any]:
+    """The row of the fastest draft at one of the temperatures, the first if none is named."""
+    at = {"table": "speedup", "temperature": on.config.temperatures[which]}
+    timed = [row for row in on.results.done if at.items() <= row.items()]
     if not timed:
         raise ValueError(
             'tables: the figures of one output need "speedup", which says by what draft.'

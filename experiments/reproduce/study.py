@@ -111,12 +111,16 @@ class Study:
         return counts_in(beside if beside.exists() else own, self.config, self.target)
 
     @functools.cached_property
-    def longest(self) -> tuple[list[list[int]], int]:
-        """The timed inputs, and which of them has the longest output at the first temperature."""
+    def shown(self) -> tuple[list[list[int]], int]:
+        """The timed inputs, and which of them has the output of most distinct tokens.
+
+        Outputs are those of the first temperature. The longest ones of a small model repeat
+        themselves.
+        """
         count = self.config.timed_inputs
         ids = decoding.tokenize(self.target, self.texts(count), self.config.max_source_len or None)
-        lengths = [len(tokens) for tokens in self.outputs(self.config.temperatures[0], count)]
-        return ids, lengths.index(max(lengths))
+        distinct = [len({*tokens}) for tokens in self.outputs(self.config.temperatures[0], count)]
+        return ids, distinct.index(max(distinct))
 
     def sampling(self, temperature: float) -> Sampling:
         """The distribution of every model."""

@@ -4,6 +4,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from experiments.reproduce import speedups
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study
@@ -11,6 +13,15 @@ from specjax.measure.trace import Event, Timeline, timeline
 from specjax.support.named import short
 
 GAMMAS = (7, 3, 0)  # the paper's; 0 is plain decoding
+# The phases of a timeline. The plain step is a call of the target, like a verify pass.
+PHASES = {
+    "start": ("encoders and prefill", "#e0a526"),
+    "draft": ("draft, a part for each token", "#1e88e5"),
+    "verify": ("a call of the target", "#6a3d9a"),
+    "step": ("a call of the target", "#6a3d9a"),
+    "accept": ("accept and commit", "#d0d0d0"),
+    "learn": ("accept and commit", "#d0d0d0"),
+}
 
 
 def keys(_) -> list[dict[str, Any]]:
@@ -19,14 +30,14 @@ def keys(_) -> list[dict[str, Any]]:
 
 
 def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
-    """The output of Figure 1, stepped phase by phase."""
+    """One output at the first temperature, stepped phase by phase."""
     best, gamma = speedups.best(on), cell["gamma"]
     method = (
         speedups.method(on, best["draft"], best["temperature"], gamma)
         if gamma
         else speedups.plain_method(on, best["temperature"])
     )
-    run = timeline(method, functools.partial(speedups.start, on, method, *on.longest))
+    run = timeline(method, functools.partial(speedups.start, on, method, *on.shown))
     return {
         **{name: best[name] for name in ("draft", "temperature")},
         "events": run.events,
@@ -42,6 +53,35 @@ def runs(rows: Sequence[dict[str, Any]]) -> list[tuple[str, Timeline]]:
         (_label(row), Timeline([Event(*event) for event in row["events"]], row["output"]))
         for row in rows
     ]
+
+
+def draw(rows: Sequence[tuple[str, Timeline]]) -> Figure:
+    """Draw Figure 5: for each labelled run a row of boxes, one for each phase."""
+    figure = Figure(figsize=(9, 0.62 * len(rows) + 1.2), layout="constrained")
+    axes = figure.add_subplot()
+    longest = max(run.events[-1].end_ms for _, run in rows)
+    for y, (_, run) in enumerate(rows):
+        for event in run.events:
+            name, colour = PHASES[event.phase]
+            parts = max(event.tokens, 1) if event.phase == "draft" else 1
+            width = (event.end_ms - event.begin_ms) / parts
+            boxes = [(event.begin_ms + i * width, width) for i in range(parts)]
+            # A white edge would cover boxes that are hardly wider than it is.
+            edge = 0.2 if width > longest / 250 else 0
+            axes.broken_barh(boxes, (y - 0.3, 0.6), facecolor=colour, edgecolor="white",
+                             linewidth=edge, label=name)  # fmt: skip
+        counted = f"  {len(run.tokens)} tokens, {run.target_calls} target calls"
+        axes.text(run.events[-1].end_ms, y, counted, fontsize=8, va="center")
+    axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.3 * longest)
+    axes.set_xlabel("ms, stepped phase by phase")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, ncols=4,
+                  loc="outside lower center")  # fmt: skip
+    return figure
 
 
 def _label(row: dict[str, Any]) -> str:

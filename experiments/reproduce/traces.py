@@ -22,14 +22,14 @@ def keys(_) -> list[dict[str, Any]]:
 
 
 def measure(on: Study, _) -> dict[str, Any]:
-    """The longest output of the timed inputs, with the best draft at the first temperature, and the
-    config's tree."""
-    best, tree = speedups.best(on), on.config.tree
+    """One output of the timed inputs, by the config's tree and the best draft at the last
+    temperature, where a small model repeats itself less."""
+    best, tree = speedups.best(on, -1), on.config.tree
     sampling = on.sampling(best["temperature"])
     draft, gamma = on.draft(best["draft"]), best["gamma"]
     method = decoding.with_draft(on.target, draft, gamma=gamma, sampling=sampling, tree=tree)
     command_line.say("compiling a round, and decoding one output round by round")
-    texts, index = on.longest
+    texts, index = on.shown
     rounds = trace(method, *speedups.start(on, method, texts, index))
     decode = partial(decoding.text_of, on.target, texts[index], skip_special_tokens=False)
     return {

@@ -166,7 +166,7 @@ def main(_) -> None:
     workdir, rows = command_line.make_workdir(flags.FLAGS.workdir), table1()
     write(workdir, rows)
     console = Console()
-    console.print(report.table(COLUMNS, rows, TITLE))
+    report.show(console, COLUMNS, rows, TITLE)
     console.print(verdict(rows))
     console.print(f"Figures 2 to 4 and the table: {workdir / 'report.md'}", soft_wrap=True)
 

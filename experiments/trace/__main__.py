@@ -56,7 +56,7 @@ def main(_) -> None:
     on = Study(config, study.open_results(workdir, config))
     rows = fill(on, workdir)
     console = Console()
-    console.print(report.table(COLUMNS, rows, f"Rollouts of {gamma_max} tokens: {workdir}"))
+    report.show(console, COLUMNS, rows, f"Rollouts of {gamma_max} tokens: {workdir}")
 
 
 def fill(on: Study, workdir) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Where adaptivity pays: maps over α and the variance within outputs, and curves for the rest."""
 
 import pathlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,9 +19,11 @@ from specjax.measure import report
 Row = Mapping[str, Any]
 INFORMED = (0.0, 0.5)  # informativeness of the maps' rows
 LETTER: dict[str, Any] = {
-    "fontsize": 8, "fontweight": "bold", "color": "white", "ha": "center", "va": "center",
+    "fontsize": 7, "fontweight": "bold", "color": "white", "ha": "center", "va": "center",
     "bbox": {"boxstyle": "circle,pad=0.15", "color": "0.15"},
 }  # fmt: skip
+# Places in a cell beside its digits, in the order in which letters take them.
+CORNERS = ((0.33, 0.31), (-0.33, 0.31), (0.33, -0.31), (-0.33, -0.31), (0, 0.31), (0, -0.31))
 LOWEST = -0.2  # of what is closed, as far as it is drawn
 CURVE = {"within": 0.5, "between": 0.0}  # where informativeness varies alone
 
@@ -53,7 +56,7 @@ def draw_maps(space: Sequence[Row], traces: Sequence[tuple[str, Row]]) -> Figure
     informed = [i for i in INFORMED if any(row["informativeness"] == i for row in space)]
     between = min(row["between"] for row in space)
     figure = Figure(
-        figsize=(2.5 * len(costs) + 0.6, 2.1 * (len(informed) + 1)), layout="constrained"
+        figsize=(2.9 * len(costs) + 0.6, 2.4 * (len(informed) + 1)), layout="constrained"
     )
     panels = figure.subplots(len(informed) + 1, len(costs), squeeze=False, sharex=True, sharey=True)
     for column, (verify, narrow, c) in enumerate(costs):
@@ -67,9 +70,10 @@ def draw_maps(space: Sequence[Row], traces: Sequence[tuple[str, Row]]) -> Figure
         axes = panels[-1, column]
         draw_map(axes, at_level(there, informed[-1]), ORACLE)
         axes.set_title(ORACLE, fontsize=8)
-        for letter, row in traces:
-            if nearest(row, costs) == (verify, narrow, c):
-                put(list(panels[:, column]), letter, row, there)
+        here = [trace for trace in traces if nearest(trace[1], costs) == (verify, narrow, c)]
+        for place in places(here, there):
+            for axes in panels[:, column]:
+                put(axes, *place)
         cost = f"c = {c:g}, v = 1" + (f" + {verify:g}γ, narrow" if narrow else
                                        f" + {verify:g}γ" if verify else "")  # fmt: skip
         panels[0, column].annotate(cost, (0.5, 1.22), xycoords="axes fraction", ha="center",
@@ -110,9 +114,9 @@ def draw_map(axes: Axes, rows: Sequence[Row], method: str) -> None:
         value, error = row["of_static"][method]
         grid[at] = 100 * (value - 1)
         label = f"{grid[at]:+.0f}" if abs(grid[at]) >= 0.5 else "0"
-        colour = "black" if abs(value - 1) > 2 * error else "0.5"
+        colour = "black" if abs(value - 1) > 2 * error else "0.45"
         axes.text(*at[::-1], label, ha="center", va="center", fontsize=7, color=colour)
-    most = 60 if method == ORACLE else 20
+    most = 100 if method == ORACLE else 20  # pale enough for black digits
     colours, least = ("Greens", 0) if method == ORACLE else ("PuOr_r", -most)
     axes.imshow(grid, origin="lower", aspect="auto", cmap=colours, vmin=least, vmax=most)
     axes.set_xticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas], fontsize=7)
@@ -127,13 +131,25 @@ def nearest(trace: Row, costs: Sequence[tuple[float, bool, float]]) -> tuple[flo
     )
 
 
-def put(column: Sequence[Axes], letter: str, trace: Row, rows: Sequence[Row]) -> None:
-    """A trace's letter where it stands in a column of maps."""
-    alphas, withins = (sorted({row[name] for row in rows}) for name in ("alpha", "within"))
-    x = np.interp(trace["alpha"], alphas, range(len(alphas)))
-    y = np.interp(trace["within"], withins, range(len(withins)))
-    for axes in column:
-        axes.annotate(letter, (x, y), (x + 0.25, y + 0.25), **LETTER)
+def places(
+    traces: Sequence[tuple[str, Row]], rows: Sequence[Row]
+) -> list[tuple[str, float, float]]:
+    """Letters of traces and where they stand: in a corner of the nearest cell."""
+    found: list[tuple[str, float, float]] = []
+    taken: Counter[tuple[int, ...]] = Counter()
+    for letter, trace in traces:
+        grids = (sorted({row[name] for row in rows}) for name in ("alpha", "within"))
+        near = zip(("alpha", "within"), grids, strict=True)
+        cell = tuple(int(np.argmin(np.abs(np.array(grid) - trace[name]))) for name, grid in near)
+        right, up = CORNERS[taken[cell] % len(CORNERS)]
+        taken[cell] += 1
+        found.append((letter, cell[0] + right, cell[1] + up))
+    return found
+
+
+def put(axes: Axes, letter: str, x: float, y: float) -> None:
+    """Write a trace's letter in a circle."""
+    axes.annotate(letter, (x, y), (x, y), **LETTER)
 
 
 # --- curves ---------------------------------------------------------------------------------------
@@ -242,7 +258,8 @@ def draw_rule(rows: Sequence[Row], config, traces: Sequence[tuple[str, Row]]) ->
 _MAPS = (
     "Speedup over the best static γ, in percent: of the one policy that is best over its panel, "
     "and of the oracle. Grey: within two standard errors of nothing. Letters are traces, in the "
-    "column of the nearest v and c. The map's beliefs are calibrated, theirs may not be."
+    "column of the nearest v and c and in the nearest cell. The map's beliefs are calibrated, "
+    "theirs may not be."
 )
 _CURVES = (
     "Speedup over the best static γ at α = .7, with two standard errors. The dotted line is the "

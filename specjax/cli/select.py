@@ -139,7 +139,7 @@ def show(candidates: list[Candidate], config) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
     rows = [dataclasses.asdict(candidate) for candidate in (*candidates, PLAIN)]
     title = f"Drafts for {short(config.target)}, temperature {config.temperature:g}, batch 1"
-    console.print(report.table(COLUMNS, rows, title))
+    report.show(console, COLUMNS, rows, title)
     console.print(
         "α: chance that a drafted token is accepted. agree: how often both models find the same "
         "token likeliest. γ: of a tree its depth. c, v: a draft step and a verify pass in target "

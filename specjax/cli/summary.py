@@ -98,7 +98,7 @@ def show(method: Method, found: timing.Comparison, file: TextIO) -> None:
     expected = "lost in noise" if found.predicted is None else f"{found.predicted:.2f}"
     phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.phases.items())
     console = Console(file=file, width=None if file.isatty() else 140, highlight=False)
-    console.print(report.table(columns, rows, "Both methods"))
+    report.show(console, columns, rows, "Both methods")
     for line in (
         by_position(np.array(counts[1].accepted_lengths), np.array(counts[1].tested)),
         f"Speedup {found.speedup:.2f}, with prefill {found.speedup_end_to_end:.2f}; expected of "

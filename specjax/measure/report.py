@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.ft2font import FT2Font
 from matplotlib.ticker import MaxNLocator
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specjax.measure.trace import Timeline, TracedRound
+from specjax.measure.trace import TracedRound
 
 BENEATH = "beneath"  # a piece that begins a line of its own under a round's: spaces, or a remark
 # Chosen to differ in lightness too, for readers who do not see red and green apart.
@@ -24,18 +26,9 @@ COLOURS = {
     "accepted": "#2e7d32", "rejected": "#c62828", "corrected": "#1565c0", BENEATH: "#9e9e9e",
 }  # fmt: skip
 
-# The phases of a timeline. The plain step is a call of the target, like a verify pass.
-PHASES = {
-    "start": ("encoders and prefill", "#e0a526"),
-    "draft": ("draft, a part for each token", "#64a8e0"),
-    "verify": ("a call of the target", "#6a3d9a"),
-    "step": ("a call of the target", "#6a3d9a"),
-    "accept": ("accept and commit", "#9e9e9e"),
-    "learn": ("accept and commit", "#9e9e9e"),
-}
-
 RING: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "0.2", "zorder": 3}
 
+MAX_CALLS = 40  # of the target, in a trace's picture
 UNFINISHED = "\ufffd"  # the tokenizer's output for part of a character
 SPACE = "␣"
 
@@ -50,6 +43,18 @@ def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], title: str)
     for row in rows:
         made.add_row(*(cell(row) for _, cell in columns))
     return made
+
+
+def show(
+    console: Console, columns: Sequence[Column], rows: Sequence[dict[str, Any]], title: str
+) -> None:
+    """Print a table; into a pipe or a file, which have no width of their own, all of it."""
+    made, usual = table(columns, rows, title), console.width
+    if not console.is_terminal:
+        console.width = 10_000
+        console.width = max(usual, console.measure(made).maximum)
+    console.print(made)
+    console.width = usual
 
 
 def markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
@@ -252,16 +257,18 @@ def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
 def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: str = "") -> Figure:
     """Draw Figure 1 as a picture: a line for each target call, tokens coloured by outcome.
 
-    ␣ stands for a space at a token's edge.
+    ␣ stands for a space at a token's edge. After `MAX_CALLS` calls the others are counted.
 
     Args:
       setting: the draft, γ and the temperature of the run.
     """
     top = 0.95 if setting else 0.68  # of the first call's line, in inches
-    parts = [(number, broken(line)) for number, line in enumerate(lines, 1)]
-    height = 0.27 * sum(len(part) for _, part in parts) + top + 0.32
+    parts = [(number, broken(line)) for number, line in enumerate(lines[:MAX_CALLS], 1)]
+    left_out = len(lines) - len(parts)
+    height = 0.27 * (sum(len(part) for _, part in parts) + (left_out > 0)) + top + 0.32
     advance = 9 * 0.602 / 72  # width of a character of the monospace font at 9 points, in inches
-    widest = max(sum(len(piece) for piece, _ in one) for _, part in parts for one in part) + 6
+    widths = (sum(len(piece) for piece, _ in one) for _, part in parts for one in part)
+    widest = max(widths, default=0) + 6
     longest = max(widest, 1.25 * len(title), len(setting) + 2)
     figure = Figure(figsize=(max(6.5, advance * longest), height))
     axes = figure.add_axes((0, 0, 1, 1))
@@ -270,10 +277,9 @@ def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
     axes.set_ylim(height, 0)
     axes.text(1, 0.3, _drawn(title), fontsize=10, weight="bold", va="center", parse_math=False)
     axes.text(1, 0.57, _drawn(setting), fontsize=9, va="center", parse_math=False)
-    at = 1
-    for name, colour in (*((name, COLOURS[kind]) for kind, name in _LEGEND.items()),
-                         (_SPACES, "0.4")):  # fmt: skip
-        axes.text(at, height - 0.25, name, color=colour, fontsize=9, va="center")
+    at = 1.0
+    for kind, name in (*_LEGEND.items(), (None, _SPACES)):
+        write_on(axes, at, height - 0.25, name, kind)
         at += len(name) + 2
     y = top
     for number, part in parts:
@@ -281,39 +287,25 @@ def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
         for line in part:
             x = 5.0
             for piece, kind in line:
-                axes.text(x, y, _drawn(_shown(piece, kind)), fontsize=9, family="monospace",
-                          color=COLOURS[kind], va="center", parse_math=False)  # fmt: skip
-                if kind == "rejected":
-                    axes.plot([x, x + len(piece)], [y, y], color=COLOURS[kind], linewidth=0.8)
+                write_on(axes, x, y, _drawn(_shown(piece, kind)), kind)
                 x += len(piece)
             y += 0.27
+    if left_out:
+        write_on(axes, 5.0, y, f"… {left_out} more calls")
     return figure
 
 
-def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
-    """Draw Figure 5: for each labelled run a row of boxes, one for each phase."""
-    figure = Figure(figsize=(9, 0.62 * len(rows) + 1.2), layout="constrained")
-    axes = figure.add_subplot()
-    for y, (_, run) in enumerate(rows):
-        for event in run.events:
-            name, colour = PHASES[event.phase]
-            parts = max(event.tokens, 1) if event.phase == "draft" else 1
-            width = (event.end_ms - event.begin_ms) / parts
-            boxes = [(event.begin_ms + i * width, width) for i in range(parts)]
-            axes.broken_barh(boxes, (y - 0.3, 0.6), facecolor=colour, edgecolor="white",
-                             linewidth=0.2, label=name)  # fmt: skip
-        counted = f"  {len(run.tokens)} tokens, {run.target_calls} target calls"
-        axes.text(run.events[-1].end_ms, y, counted, fontsize=8, va="center")
-    axes.set_yticks(range(len(rows)), [label for label, _ in rows])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.3 * max(run.events[-1].end_ms for _, run in rows))
-    axes.set_xlabel("ms, stepped phase by phase")
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, ncols=4,
-                  loc="outside lower center")  # fmt: skip
-    return figure
+def write_on(axes: Axes, x: float, y: float, text: str, kind: str | None = None) -> None:
+    """Write a piece of one kind in a monospace font, struck if it was rejected; None: a remark.
+
+    Args:
+      x: where it begins, on an axis whose unit is a character of the font at 9 points.
+    """
+    colour = COLOURS[kind] if kind else "0.4"
+    axes.text(x, y, text, color=colour, fontsize=9, family="monospace", va="center",
+              parse_math=False)  # fmt: skip
+    if kind == "rejected":
+        axes.plot([x, x + len(text)], [y, y], color=colour, linewidth=0.8)
 
 
 def draw_speedups(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:

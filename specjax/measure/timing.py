@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Key
@@ -21,9 +20,9 @@ from specjax.defaults import NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import phases
+from specjax.measure.prefills import Begun
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, Policy
-from specjax.policies.base import first_state
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling, as_sampling, key_for
@@ -34,7 +33,6 @@ from specjax.trees import Shape
 from specjax.types import Text
 
 PLAIN, SPECULATIVE = "plain decoding", "speculative"
-MOST_KEPT = 2**31  # bytes of states that wait for another policy
 
 ALL = slice(None)
 
@@ -251,6 +249,10 @@ def side_by_side(
 
     begun = Begun(begin, share)
 
+    def after_a_turn() -> None:
+        begun.forget()
+        between()
+
     def run(method: Method, batch: range) -> Run:
         before, context, state = begun(method, batch)
         first = time.perf_counter()
@@ -265,49 +267,10 @@ def side_by_side(
         if not compiled:
             say(f"compiling {' and '.join(methods)}")
             phases.at_once(lambda method: run(method, batches[0]), methods.values())
+            begun.forget()
         runs = {name: partial(run, method) for name, method in methods.items()}
-        return in_turns(runs, batches, repeats, turn=turn, between=between, order=order, say=say)
-
-
-class Begun:
-    """States before the first round, with the seconds that they took."""
-
-    def __init__(self, begin: Callable[..., tuple[Any, State]], share: bool):
-        """Keep begin(method, batch=…), and whether policies share its result."""
-        self.begin, self.share = begin, share
-        self.batch: range | None = None
-        self.kept: list[tuple[Method, float, Any, State]] = []
-
-    def __call__(self, method: Method, batch: range) -> tuple[float, Any, State]:
-        """Return seconds, context and a state that `loop.decode` may consume."""
-        if batch != self.batch:
-            self.batch, self.kept = batch, []
-        for other, seconds, context, state in self.kept:
-            if method.policy is not None and differ_in_policy(method, other):
-                policy = first_state(method.policy, state.keys, method.gamma_max)
-                # `decode` consumes each array once, so none may be shared.
-                state = jax.tree.map(jnp.copy, state.replace(policy=policy))
-                return seconds, context, jax.block_until_ready(state)
-        first = time.perf_counter()
-        context, state = jax.block_until_ready(self.begin(method, batch=batch))
-        seconds = time.perf_counter() - first
-        size = sum(x.nbytes for x in jax.tree.leaves(state)) * (1 + len(self.kept))
-        if self.share and method.policy is not None and size <= MOST_KEPT:
-            kept = jax.tree.map(jnp.copy, state.replace(policy=()))
-            self.kept.append((method, seconds, context, kept))
-        return seconds, context, state
-
-
-def differ_in_policy(one: Method, other: Method) -> bool:
-    """Whether two methods have equal arrays and structure, but for their policies."""
-    (first, *form), (second, *other_form) = (
-        jax.tree.flatten(dataclasses.replace(method, policy=None))  # type: ignore[type-var]
-        for method in (one, other)
-    )
-    return form == other_form and all(
-        mine is yours or np.array_equal(mine, yours)
-        for mine, yours in zip(first, second, strict=True)
-    )
+        how: dict[str, Any] = {"turn": turn, "order": order, "say": say}
+        return in_turns(runs, batches, repeats, between=after_a_turn, **how)
 
 
 def start(

@@ -654,12 +654,16 @@ def test_decode_measures_costs(pair, tmp_path, monkeypatch, capsys):
 
 
 def test_policies_may_share_a_prefill(pair, monkeypatch):
-    """Policies of one draft start from one state, others from their own; outputs do not change."""
+    """Policies of one draft start from one state, others from their own; outputs do not change.
+
+    Each turn times its own prefills. One program makes them for all policies, whichever of them
+    begins a turn, and the warm-up compiles it.
+    """
     texts, begun = decoding.tokenize(pair.target, TEXTS[:2]), []
     prepare = decoding.prepare
 
     def counted(method, *args, **options):
-        begun.append(method)
+        begun.append(jax.tree.structure(method))
         return prepare(method, *args, **options)
 
     monkeypatch.setattr(decoding, "prepare", counted)
@@ -670,14 +674,27 @@ def test_policies_may_share_a_prefill(pair, monkeypatch):
         "average": build(pair, pair.draft, 3, policy="gammatune"),
         "2": build(pair, pair.draft, 2),
     }
-    options = {"max_new_tokens": 8, "key": jax.random.key(0), "repeats": 2, "compiled": True}
-    found = [timing.side_by_side(methods, pair.target, texts, share=share, **options)
-             for share in (False, True)]  # fmt: skip
-    assert len(begun) == 5 * 4 + 3 * 4  # methods, or methods without policies; times calls
+    options = {"max_new_tokens": 8, "key": jax.random.key(0), "repeats": 2}
+    programs, at_turns = [], []
+
+    def listen(event, seconds, **_):
+        programs.extend([event] * ("backend_compile" in event))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        shared = timing.side_by_side(methods, pair.target, texts, share=True, **options,
+                                     say=lambda _: at_turns.append(len(programs)))  # fmt: skip
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert at_turns[0] < at_turns[1] == len(programs)  # nothing compiles after the warm-up
+    assert len(begun) == 3 + 3 * 4  # methods without their policies: to warm up, and in each call
+    assert len({*begun}) == 3
+    begun.clear()
+    own = timing.side_by_side(methods, pair.target, texts, compiled=True, **options)
+    assert len(begun) == 5 * 4
     for name in methods:
-        before, shared = (one.outputs(name) for one in found)
-        assert before == shared
-        assert np.all(found[1].decode[name] < found[1].whole[name])
+        assert own.outputs(name) == shared.outputs(name)
+        assert np.all(shared.decode[name] < shared.whole[name])
 
 
 def test_a_length_beside_a_tree_is_refused(pair):

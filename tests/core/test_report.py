@@ -1,6 +1,7 @@
 """Traces of a run, and the tables and pictures that are made of them."""
 
 import html.parser
+import io
 import math
 import warnings
 
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from rich.console import Console
 
 from pairs import EOS_IDS, TEXTS, make_tokenizer
 from specjax import decoding, loop
@@ -297,6 +299,27 @@ def test_pieces_lie_side_by_side():
     assert abs(end[0] - second.get_position()[0]) < 1.5  # the last character is a space
     per_character = (end[0] - first.get_position()[0]) / 59
     assert abs(per_character - 1) < 0.02
+
+
+def test_a_long_trace_is_cut_and_what_is_rejected_is_struck():
+    """The legend too; calls beyond `MAX_CALLS` are counted."""
+    figure = report.draw_trace([[("no", "rejected"), ("yes", "corrected")]] * 44, "title")
+    axes = figure.axes[0]
+    assert sum(text.get_text() == "yes" for text in axes.texts) == report.MAX_CALLS
+    assert axes.texts[-1].get_text() == "… 4 more calls"
+    assert len(axes.lines) == 1 + report.MAX_CALLS
+
+
+def test_a_pipe_gets_whole_tables():
+    """A terminal has a width, to which tables are cut; a pipe has none."""
+    columns = [(f"heading {i}", lambda row: "a cell") for i in range(9)]
+    pipe = Console(file=io.StringIO(), width=40)
+    report.show(pipe, columns, [{}], "Nine")
+    assert pipe.width == 40
+    assert "heading 8" in pipe.file.getvalue()
+    terminal = Console(file=io.StringIO(), width=40, force_terminal=True)
+    report.show(terminal, columns, [{}], "Nine")
+    assert "heading 8" not in terminal.file.getvalue()
 
 
 def test_speedups_and_tables(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import re
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 import command_line
@@ -433,6 +435,27 @@ def test_rounds_of_one_output():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["γ=3"]
 
 
+@pytest.mark.parametrize("draw", [pictures.draw_panels, pictures.draw_regrets])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_small_race_fits_its_picture(draw, count):
+    """Title, labels and legend lie within the figure, and names of policies below one another."""
+    names = ["γ=3", "mypolicy:Ewma", "mypolicy2:LogProduct", *(f"policy{i}" for i in range(9))]
+    race = [row_of(name, 1.2, 1.0 - i / 50) for i, name in enumerate(names)]
+    figure = draw([race] * count)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    labels = [label for label in figure.axes[0].get_yticklabels() if label.get_text()]
+    titles = [axes.title for axes in figure.axes]
+    for part in (*figure.texts, *figure.legends, *titles, *labels):
+        box = part.get_window_extent(canvas.get_renderer())
+        assert box.x0 >= 0, part
+        assert box.y0 >= 0, part
+        assert box.x1 <= figure.bbox.x1, part
+        assert box.y1 <= figure.bbox.y1, part
+    boxes = [label.get_window_extent(canvas.get_renderer()) for label in labels]
+    assert all(low.y1 <= high.y0 + 2 for low, high in itertools.pairwise(boxes))
+
+
 def test_regret_is_drawn_of_those_that_lose_least():
     race = [row_of("γ=3", 1.2, 1.0), *(row_of(f"p{i}", 1.0, 1.0 + i / 10) for i in range(7))]
     figure = pictures.draw_regrets([race])
@@ -445,7 +468,7 @@ def test_regret_is_drawn_of_those_that_lose_least():
     assert "None" not in {marker for _, marker in looks}  # a curve of one value is a point
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == names
-    title = "In replay p6 loses no more than the best static γ in 1 of 1 races"
+    title = "In replay p6 loses no more than the best static γ in 1 of 1 race"
     assert figure.get_suptitle() == title
 
 
@@ -466,7 +489,7 @@ def test_the_title_counts_the_races_of_the_best_policy():
     ]
     title = "svip: faster than the best static γ, or within 2% of it, in 1 of 2 races"
     assert pictures.levelled(races) == title
-    assert pictures.draw_panels(races).get_suptitle() == title
+    assert pictures.draw_panels(races).get_suptitle().replace("\n", " ") == title
 
 
 def test_lengths_are_drawn_by_what_became_of_them():

@@ -184,6 +184,24 @@ def test_the_table_by_batch_size():
     assert comparison.table(rows, 1.0, "knee 64", 32) == {4: 3, 16: 1}
 
 
+def test_the_clock_shows_both_summaries_and_the_repeats():
+    """Rows that lack the range of the repeats have the ratio of the rates alone."""
+
+    def row(method, rate, of_plain, **more):
+        clock = {"rate": rate, "of_plain": of_plain, "replayed": rate, "identical": None, **more}
+        return {"temperature": 1.0, "batch": 32, "method": method, "clock": clock}
+
+    def cells(*rows):
+        section = comparison.by_the_clock(rows)
+        return {heading: cell(rows[-1]) for heading, cell in section.columns}
+
+    plain = row(comparison.PLAIN, 100.0, 1.0, of_plain_range=[1.0, 1.0])
+    ranged = cells(plain, row("early_stop", 71.0, 0.85, of_plain_range=[0.6, 0.9]))
+    assert (ranged["of plain"], ranged["by rates"]) == ("0.85", "0.71")
+    assert ranged["repeats"] == "0.60 to 0.90"
+    assert "repeats" not in cells(plain, row("early_stop", 71.0, 0.85))
+
+
 def test_what_became_of_drafted_tokens():
     """Four drafted, three verified, one accepted; a row without a draft; one that has ended."""
     counts = (np.array(column) for column in ([4, 0, 2], [3, 0, 2], [1, 0, 2]))

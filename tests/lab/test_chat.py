@@ -14,7 +14,7 @@ import pytest
 
 from command_line import ROOT, run
 from experiments.chat import __main__ as chat
-from experiments.chat import answers, fetch, groups, outputs, tables
+from experiments.chat import answers, fetch, groups, outputs, pictures, tables
 from specjax import decoding, drafters, generate
 from specjax.checkpoints import load
 from specjax.measure.timing import PLAIN
@@ -414,21 +414,51 @@ def test_groups_that_some_method_lacks_are_left_out():
 
 
 def test_the_picture_says_what_it_finds():
+    """Rates of fewer than `MIN_TESTED` tokens are not drawn."""
     rows = []
-    for kind, lengths in (("qa", (1, 1, 0)), ("rag", (0, 0, 1))):
-        tested = (2, 1) if kind == "qa" else (1, 1)
+    for kind, lengths, tested in (("qa", (20, 20, 0), (40, 19)), ("rag", (0, 0, 20), (20, 20))):
         rows += [
             plain_row(0, kind=kind),
             row_of("a", 0, 1.0, kind=kind, gamma=2, lengths=lengths, tested=tested),
         ]
     block = block_of(*rows)
-    panels = tables.pictured([(block, tables.table(block))])
-    assert tables.finding(panels[0]) == (
-        "d, T = 0: a first token is accepted most often in rag (1.00), least in qa (0.50)"
+    panels = pictures.pictured([(block, tables.table(block))])
+    assert pictures.finding(panels[0]) == (
+        "d, T = 0: of rounds with a draft, the first token is accepted most often in rag (1.00), "
+        "least in qa (0.50)"
     )
-    figure = tables.draw(panels)
-    assert len(figure.axes) == 1
-    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["qa", "rag", "all"]
+    (axes,) = pictures.draw(panels).axes
+    drawn = {line.get_label(): [*line.get_xdata()] for line in axes.get_lines()}
+    assert drawn == {"qa": [1], "rag": [1, 2], "all": [1, 2]}
+    assert len(axes.collections) == 1  # one band
+
+
+@pytest.mark.parametrize(
+    ("temperature", "dtype", "why"),
+    [(0.0, "bfloat16", " (near-ties in bfloat16)"), (0.0, "float32", ""),
+     (1.0, "float32", " (drawn at random)")],
+)  # fmt: skip
+def test_other_tokens_have_a_reason(temperature, dtype, why):
+    assert chat.why_tokens_differ(temperature, dtype) == why
+
+
+def test_prefills_count_end_to_end():
+    """The fastest plain decoding may be another one there; a prefill may be unknown."""
+    rows = [plain_row(0, 2.5), {**plain_row(0, 3.0), "method": "second"}]
+    rows[0]["batches"][0]["turns"][0]["prefill"] = [1.5, 1.5]
+    rows += [row_of("a", 0, 1.0, gamma=2), row_of("b", 0, 1.0, gamma=2)]
+    del rows[3]["batches"][0]["turns"][0]["prefill"]
+    block = block_of(*rows)
+    *_, known, unknown = tables.table(block)
+    assert known["speedup"].value == unknown["speedup"].value == pytest.approx(2.5)
+    assert known["end_to_end"].value == pytest.approx(3.5 / 1.5)
+    assert (unknown["end_to_end"], unknown["prefill"]) == (None, None)
+
+
+def test_rounds_without_a_draft_count_against_alpha():
+    """The rule reached two tokens and accepted one, and two rounds had no draft."""
+    block = block_of(plain_row(0), row_of("a", 0, 1.0, lengths=(3, 1), tested=(2,), gamma=1))
+    assert tables.table(block)[1]["alpha"] == pytest.approx(1 / 4)
 
 
 def wheel_of(names: dict[str, bytes]):

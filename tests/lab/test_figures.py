@@ -4,6 +4,7 @@ A figure is marked by a link to rows whose title says which value it is:
 `[3.49](results/parse/results.jsonl.xz "speedup: draft-small, T=0, speedup_decode")`.
 """
 
+import functools
 import json
 import lzma
 import re
@@ -12,15 +13,34 @@ from pathlib import Path
 import pytest
 
 from command_line import PAGES, ROOT
-from specjax import formulas
+from experiments.chat import tables
+from specjax import formulas, policies
 
-MARKED = re.compile(r'\[([^\]]+)\]\(([^)\s]*results/[^)\s]+\.jsonl\.xz)\s+"(\w+): ([^"]+)"\)')
+MARKED = re.compile(r'\[([^\]]+)\]\(([^)\s]*results/[^)\s]+\.jsonl(?:\.xz)?)\s+"(\w+): ([^"]+)"\)')
 MARKS = [(page, *mark) for page in PAGES for mark in MARKED.findall(page.read_text("utf-8"))]
 
 
+@functools.cache
 def rows_of(path: Path) -> list[dict]:
-    with lzma.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    opened = lzma.open if path.suffix == ".xz" else open
+    with opened(path, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    return chat_rows(rows) if "batches" in rows[0] else rows
+
+
+def chat_rows(rows: list[dict]) -> list[dict]:
+    """Figures of static γ at batch 1, with the draft "lookup-4-all": name, γ and kind."""
+    single = [row for row in rows if row["batch"] == 1 and not row["policy"]]
+    return [
+        {
+            **{k: v.value if isinstance(v, tables.Estimate) else v for k, v in row.items()},
+            "table": "chat",
+            "temperature": block.temperature,
+            "draft": f"{row['draft']}-{row['gamma']}-{row['kind']}",
+        }
+        for block in tables.blocks(single)
+        for row in tables.table(block)
+    ]
 
 
 def value_in(row: dict, field: str):
@@ -76,9 +96,19 @@ def test_figures_are_marked():
     pages = [page.name for page, *_ in MARKS]
     assert pages.count("misconceptions.md") > 40
     assert pages.count("performance.md") == 4
+    assert pages.count("README.md") >= 21  # α and both speedups of seven rows
+    assert {mark[2].split("/")[-2] for mark in MARKS[:21]} == {
+        "spec_bench_smollm2", "parse", "parse_one_core", "prose",
+    }  # fmt: skip
     assert MARKS[0][0] == ROOT / "README.md"
     assert not agrees("1.32", 3.493)  # what a page printed that cited an older family
     assert agrees("82.7%", 0.82667)
+
+
+def test_the_number_of_policies():
+    """README's count is of the names that are no fixed length."""
+    page = (ROOT / "README.md").read_text("utf-8")
+    assert f"[{len(policies.NAMES) - 1} policies](docs/policies.md)" in page
 
 
 def test_what_misconceptions_computes():

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 from configs import adaptive, embedded
+from experiments.reproduce import timelines
 from experiments.trace import __main__ as experiment
 from specjax import loop
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import report, trace
+from specjax.measure import trace
 from specjax.measure.trace import Event, Timeline, timeline
 from specjax.policies import constant
 from specjax.rules import Token
@@ -136,7 +137,7 @@ def test_a_drawn_timeline(tmp_path):
         [5, 6, 7, 8, 9],
     )
     plain = Timeline([Event("start", 0, 0.0, 1.0, 1), Event("step", 1, 1.0, 3.0, 1)], [5])
-    figure = report.draw_timeline([("γ = 3", spoken), ("plain", plain)])
+    figure = timelines.draw([("γ = 3", spoken), ("plain", plain)])
     figure.savefig(tmp_path / "timeline.png")
     axes = figure.axes[0]
     boxes = [

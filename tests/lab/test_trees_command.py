@@ -107,7 +107,7 @@ def test_figure_1_of_trees(pair, tmp_path, monkeypatch):
         tasks, "load", lambda task, split, *_: [tasks.Example(t, t) for t in pairs.TEXTS]
     )
     best = {"draft": pair.draft.name, "temperature": 0.0, "gamma": 2}
-    monkeypatch.setattr(speedups, "best", lambda on: best)
+    monkeypatch.setattr(speedups, "best", lambda on, which: best)
     config = embedded.get_config()
     config.target, config.drafts = pair.target.name, (pair.draft.name,)
     config.tree, config.max_new_tokens = "fixed(2, 1)", 12

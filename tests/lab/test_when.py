@@ -132,6 +132,16 @@ def test_narrow_passes():
     )
 
 
+def test_traces_of_one_cell_stand_in_its_corners():
+    """Off the digits in its middle."""
+    rows = [{"alpha": alpha, "within": within} for alpha in (0.5, 0.9) for within in (0.0, 0.5)]
+    at = {"alpha": 0.85, "within": 0.4}
+    found = pictures.places([(letter, at) for letter in "ABC"], rows)
+    assert [letter for letter, *_ in found] == ["A", "B", "C"]
+    assert len({(x, y) for _, x, y in found}) == 3
+    assert all(abs(x - 1) > 0.3 and abs(y - 1) > 0.3 for _, x, y in found)
+
+
 def test_a_trace_stands_in_the_nearest_column():
     costs = [(0.0, False, 0.02), (0.0, False, 0.1), (0.1, True, 0.1)]
     assert pictures.nearest({"c": 0.09, "verify": 0.01}, costs) == costs[1]
