@@ -368,10 +368,14 @@ def write_report(bench: Bench, workdir: pathlib.Path, made: Made) -> None:
         parts.append(f"{unasked} later turns of batches were too long, and not asked.")
     for block, figures, costs in made:
         title = f"T = {block.temperature:g}, batch {block.batch}"
-        drafted = [row for row in figures if row["draft"] and not row["policy"]]
+        last = figures[-1]["kind"]  # all, or the only kind; policies stand there alone
+        shown = [row for row in figures if row["kind"] == last or not row["policy"]]
+        drafted = [
+            row for row in shown if row["kind"] == last and row["draft"] and not row["policy"]
+        ]
         parts += [
             f"## {title}",
-            report.markdown(tables.main_columns(figures), figures),
+            report.markdown(tables.main_columns(shown), shown),
             tables.fastest(figures),
             " ".join(tables.costs_line(*one, bench.config.gammas) for one in costs.items()),
             same(block, figures),
