@@ -67,6 +67,13 @@ TOKENIZERS = (
     f"{TEMPLATES}*.jinja",
 )
 
+MODEL_FILES = (
+    *CONFIGS,
+    *(name for form in FORMATS for name in (form.single, form.index, form.shards)),
+    *("tokenizer.json", *TOKENIZERS[:-1], TEMPLATES),
+)
+"""Names of a model's files and folders in Hugging Face's layout, as patterns."""
+
 
 def wanted(files: Iterable[str]) -> list[str]:
     """Choose a repository's files to download, with weights in the best format that it has."""
