@@ -53,11 +53,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         try:
             convert(arguments.source, arguments.directory, arguments.dtype, arguments.overwrite)
-        except BrokenPipeError:
-            command_line.leave_without_reader()
         except (ValueError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(1)
+            if command_line.of_output(error):
+                raise
+            command_line.fail(str(error))
 
 
 run = main  # the name that the command `specjax` calls

@@ -14,7 +14,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from specjax.support import files
+from specjax.support import files, interrupts
 
 # The checkout. With specjax installed from a wheel, a directory without its files.
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -27,7 +27,9 @@ def run(
     fields: str = "",
     positional: int = 0,
 ) -> None:
-    """Start a command. Errors that a user can correct, and Ctrl-C, print one line and no traceback.
+    """Start a command. Errors that a user can correct print one line and no traceback.
+
+    For Ctrl-C and standard output see `framed`.
 
     Args:
       main: the command's function; its module has defined the flags.
@@ -36,7 +38,11 @@ def run(
       fields: the fields of the config, shown by --help.
       positional: how many arguments without a flag the command takes.
     """
-    usage = f"{usage}\n{fields}" if fields else usage
+    with framed():
+        _run(main, f"{usage}\n{fields}" if fields else usage, config, positional)
+
+
+def _run(main: Callable[[list[str]], Any], usage: str | None, config: str, positional: int) -> None:
     # The help of config_flags does not mention that the file is run.
     if "config" in flags.FLAGS:
         flags.FLAGS["config"].help += " A Python file, which is run; an argument follows a colon."
@@ -62,10 +68,8 @@ def run(
             check_seed()
             with only_writer_of_workdir():
                 return main(argv)
-        except BrokenPipeError:
-            leave_without_reader()
         except (ValueError, OSError, FloatingPointError) as error:
-            if flags.FLAGS.debug:
+            if flags.FLAGS.debug or of_output(error):
                 raise
             fail(str(error))
         except AttributeError as error:
@@ -76,11 +80,6 @@ def run(
                 "with the config that the command has of its own, or one of configs/, and change "
                 "its fields."
             )
-        except KeyboardInterrupt:
-            if flags.FLAGS.debug:
-                raise
-            say(interrupted())
-            sys.exit(128 + signal.SIGINT)
 
     try:
         app.run(guarded, argv=arguments(config), flags_parser=parsed)
@@ -94,6 +93,50 @@ def run(
         )
         name, *hint = (line.strip("\\'\"") for line in message.splitlines())
         fail(f"--config has no field {name!r}. {' '.join(hint)}".rstrip())
+
+
+@contextlib.contextmanager
+def framed() -> Iterator[None]:
+    """Run the body as a command: Ctrl-C, and an output that nobody takes, end it in one line."""
+    with interrupts.insistent():
+        try:
+            try:
+                yield
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+        except KeyboardInterrupt:
+            if "--debug" in sys.argv:
+                raise
+            say(interrupted())
+            if interrupts.came.is_set() and not processes_joined():
+                # Python's end would wait for threads that compile, and take away what they use.
+                os._exit(interrupts.STATUS)
+            sys.exit(interrupts.STATUS)
+        except OSError as error:
+            if "--debug" in sys.argv or not of_output(error):
+                raise
+            with contextlib.suppress(OSError):  # else Python complains when it flushes at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):  # the reader has closed it: as Unix tools do
+                sys.exit(128 + signal.SIGPIPE)
+            fail(
+                f"Cannot write standard output, or a temporary file: {error.strerror}. Make room, "
+                "and give the same command again."
+            )
+
+
+def of_output(error: Exception) -> bool:
+    """Whether standard output, probably, has no reader or no room; errors of files name them."""
+    if isinstance(error, BrokenPipeError):
+        return True
+    return isinstance(error, OSError) and error.errno in files.FULL and error.filename is None
+
+
+def processes_joined() -> bool:
+    """Whether jax connects this process with others, which it has to leave in order."""
+    distributed = getattr(sys.modules.get("jax"), "distributed", None)
+    return distributed is not None and distributed.is_initialized()
 
 
 def parsed(argv: list[str]) -> list[str]:
@@ -219,13 +262,6 @@ def fail(message: str) -> None:
     """Print the error and leave with status 1."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(1)
-
-
-def leave_without_reader() -> None:
-    """Exit silently, as Unix tools do when the reader of their output has closed it."""
-    with contextlib.suppress(OSError):  # else Python complains when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(128 + signal.SIGPIPE)
 
 
 def make_workdir(path: str, flag: str = "workdir") -> pathlib.Path:
