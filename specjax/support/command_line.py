@@ -279,18 +279,18 @@ def make_workdir(path: str, flag: str = "workdir") -> pathlib.Path:
     return workdir
 
 
-def check_apart(output: pathlib.Path, source: str, flag: str) -> None:
-    """Raise ValueError if the output would overwrite the file of inputs, by any name or link.
+def check_apart(output: pathlib.Path, source: str, flag: str, of: str = "input") -> None:
+    """Raise ValueError if the output would overwrite a file that is read, by any name or link.
 
     Args:
       output: the file to write; it need not exist.
-      source: the file of --input, or - for standard input.
+      source: the file that is read, if there is one of that name.
       flag: the flag that named the output.
+      of: the flag that named the source.
     """
-    if source != "-" and output.exists() and output.samefile(source):
+    if output.exists() and os.path.exists(source) and output.samefile(source):
         raise ValueError(
-            f"--{flag} would write to {output}, which is the file of --input={source}: name "
-            "another."
+            f"--{flag} would write to {output}, which is the file of --{of}={source}: name another."
         )
 
 
