@@ -178,6 +178,7 @@ def decode_texts(
     silent = together and group.index > 0
     if config.mesh:
         pairs.check_plan(config, texts, tuned)
+    pairs.check_fit(config)
     if not silent:
         command_line.say_loading(config.target, config.draft if pairs.with_draft(config) else "")
     target, draft = pairs.load_pair(config)

@@ -89,7 +89,8 @@ def check_resumes(args, config, texts: list[str], lines: Lines) -> None:
         due = lines.label(number)
         held = {name: row.get(name) for name in lines.label(0)}
         if held != due:
-            what = f"{shown(due)} is due" if due else f"there are only {len(texts) * config.samples} rows"
+            total = len(texts) * config.samples
+            what = f"{shown(due)} is due" if due else f"there are only {total} rows"
             raise ValueError(
                 f"--output={args.output} was edited: row {number + 1} has {shown(held)}, where "
                 f"{what}. Delete it and the rows behind it, which the same command makes again. Or "

@@ -41,6 +41,7 @@ def main(_) -> None:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     if config.mesh:
         pairs.check_plan(config, texts)
+    pairs.check_fit(config)
     command_line.say_loading(config.target, config.draft)
     target, draft = pairs.load_pair(config)
     command_line.say("compiling loops with drafts of a few lengths, which are then timed")

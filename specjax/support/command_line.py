@@ -150,6 +150,13 @@ def parsed(argv: list[str]) -> list[str]:
         place, inner, _ = str(error).partition(": Error whilst parsing config file")
         if inner and error.__context__ is not None:
             fail(f"{place.removeprefix('flag ')}: {error.__context__.__context__}")
+        if isinstance(error, flags.UnrecognizedFlagError):
+            config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+            if isinstance(config, ConfigDict) and error.flagname in config:
+                fail(
+                    f"There is no flag --{error.flagname}: the config has that field, "
+                    f"--config.{error.flagname}."
+                )
         fail(f"{error} See --help.")
         raise
 
@@ -166,7 +173,7 @@ def arguments(config: str = "") -> list[str]:
     """The process's arguments, with --config as an existing file; default: `config`."""
     argv = [in_checkout(argument) for argument in sys.argv]
     if config and not any(_name(argument) == "config" for argument in argv):
-        argv.insert(1, f"--config={config}")
+        argv.insert(1, in_checkout(f"--config={config}"))
     return argv
 
 
