@@ -41,7 +41,7 @@ class Lines:
             self.questions = _questions(source, len(texts))
 
     def label(self, number: int) -> dict[str, Any]:
-        """What tells the line of a row, by its number, from others; empty beyond the last row."""
+        """The fields that name a row in its line, by the row's number; empty beyond the last row."""
         index, sample = divmod(number, self.samples)
         if index >= len(self.texts):
             return {}

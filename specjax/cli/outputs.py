@@ -155,11 +155,18 @@ def open_log(config, args, done: int) -> files.Rows | None:
             "lose it."
         )
     log = files.Rows(file)
-    for line in log.done:
-        if not all(type(line.get(name)) is int for name in ("input", "sample")):
-            raise ValueError(
-                f"rounds_file={config.rounds_file} was edited: a line without input and sample, "
-                f"{shown(line)}, is no round. Name another file, or give --overwrite to lose it."
-            )
+    before = -1, 0
+    for number, line in enumerate(log.done, start=1):
+        label = [line.get(name) for name in ("input", "sample", "round")]
+        if all(type(value) is int for value in label):
+            at = label[0] * config.samples + label[1], label[2]
+            if at == (before[0], before[1] + 1) or (at[0] > before[0] and not at[1]):
+                before = at
+                continue
+        raise ValueError(
+            f"rounds_file={config.rounds_file} was edited: line {number} has input, sample and "
+            f"round {shown(label)}, which do not follow. Name another file and another --output, "
+            "or give --overwrite to make both again."
+        )
     log.keep(lambda line: line["input"] * config.samples + line["sample"] < done)
     return log

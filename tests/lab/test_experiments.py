@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import ml_collections
@@ -25,7 +26,7 @@ from experiments.card import __main__ as card
 from experiments.reproduce import pages, study
 from pairs import TEXTS
 from specjax import decoding, policies, rules, tasks
-from specjax.cli import defaults
+from specjax.cli import defaults, outputs
 from specjax.cli import pairs as pairs_of_config
 from specjax.settings import Settings
 from specjax.support import files, runs
@@ -544,6 +545,30 @@ def test_an_edited_output_is_refused(decode, tmp_path):
         refused(again(), f"{mark} is damaged")
 
 
+def test_edited_rounds_are_refused(tmp_path):
+    """Two draws of each input, of which one has no rounds."""
+    file = tmp_path / "rounds.jsonl"
+    config = types.SimpleNamespace(rounds_file=str(file), samples=2)
+    args = types.SimpleNamespace(overwrite=False)
+    whole = [
+        {"input": index, "sample": sample, "round": number}
+        for index, sample, count in ((0, 0, 2), (0, 1, 1), (1, 1, 2))
+        for number in range(count)
+    ]
+    files.write_rows(file, whole)
+    assert outputs.open_log(config, args, 3).done == whole[:3]
+    for number, edited in (
+        (1, whole[1:]),
+        (3, [*whole[:2], whole[1]]),
+        (3, [whole[0], whole[2], whole[1]]),
+        (4, [*whole[:3], whole[4]]),
+        (2, [whole[0], {}]),
+    ):
+        files.write_rows(file, edited)
+        with pytest.raises(ValueError, match=rf"was edited: line {number} has .* do not follow"):
+            outputs.open_log(config, args, 3)
+
+
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
@@ -579,7 +604,7 @@ def test_errors_in_one_line(decode, flag, words):
     """Before anything is loaded."""
     outcome = decode(flag)
     refused(outcome, *words)
-    assert outcome.progress == []
+    assert "loading the target" not in "".join(outcome.progress)
 
 
 def test_errors_of_places(decode, tmp_path, inputs):
