@@ -41,7 +41,7 @@ class Lines:
             self.questions = _questions(source, len(texts))
 
     def label(self, number: int) -> dict[str, Any]:
-        """The fields that name a row in its line, by the row's number; empty beyond the last row."""
+        """The fields that name a row in its line; empty beyond the last row."""
         index, sample = divmod(number, self.samples)
         if index >= len(self.texts):
             return {}
