@@ -91,8 +91,10 @@ def run_in(group: Group, args, config) -> None:
         )
     if tuned is not None and not tuned.gamma:
         config.method = "autoregressive"
-    if not args.output:
-        raise ValueError("--output= names no file: name one, or - for standard output.")
+    if not args.output or args.output.endswith("/"):
+        raise ValueError(
+            f"--output={args.output} names no file: name one, or - for standard output."
+        )
     if config.rounds_file and len({*map(os.path.realpath, (config.rounds_file, args.output))}) < 2:
         raise ValueError(f"rounds_file={config.rounds_file} is --output too: name another file.")
     if args.follow and not sys.stderr.isatty():

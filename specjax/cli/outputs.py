@@ -36,6 +36,7 @@ def check_place(file: pathlib.Path, flag: str, args, config) -> None:
     if not file.name:
         raise ValueError(f"--{flag}={file} names no file: name one.")
     files.check_regular(file, f"--{flag}={file}")
+    files.check_regular(mark_of(file))
     command_line.make_workdir(str(file.parent), flag=flag)
     read = {"input": args.input, "settings": args.settings}
     models = {"config.target": config.target, "config.draft": config.draft}

@@ -1,5 +1,6 @@
 """The models of a command's config, and the loop that decodes with them."""
 
+import os
 import sys
 import warnings
 from typing import Any
@@ -11,10 +12,12 @@ from specjax.checkpoints.compatibility import check_pair
 from specjax.cli import defaults
 from specjax.decoding.methods import MAX_GAMMA
 from specjax.drafters.base import Drafter
+from specjax.drafters.loading import NAMES as DRAFTERS
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.memory import check_fits
 from specjax.settings import Settings
+from specjax.support import command_line, named
 from specjax.support.ranges import whole
 from specjax.tuning import fitting, trials
 
@@ -42,7 +45,9 @@ def check(config) -> None:
     if config.mesh:
         sharding.mesh_of(config.mesh)
     # A misspelt name fails here, before models are loaded.
-    drafters.maker(config.draft)
+    unknown = drafters.maker(config.draft) is None and not os.path.exists(config.draft)
+    if unknown and (near := named.meant(config.draft, DRAFTERS)):
+        command_line.say(f"looking for the draft {config.draft} on the hub.{near}")
     if config.policy:
         policies.check(config.policy)
     if config.rule:

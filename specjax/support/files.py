@@ -70,17 +70,17 @@ def only_writer(
                 f"{lock} would mark {path} as being written, but it is a file of something else. "
                 "Move it away, or name another place."
             )
-        with _naming(path):
-            os.ftruncate(stream.fileno(), 0)
-            os.pwrite(stream.fileno(), str(os.getpid()).encode(), 0)
         try:
+            with _naming(path):
+                os.ftruncate(stream.fileno(), 0)
+                os.pwrite(stream.fileno(), str(os.getpid()).encode(), 0)
             yield
         finally:
             if _is_at(stream, lock):
                 lock.unlink()
 
 
-LOCKED = re.compile(rb"[0-9]*")  # what a lock holds: its process's id, or nothing yet
+LOCKED = re.compile(rb"[0-9]{0,20}")  # what a lock holds: its process's id, or nothing yet
 
 
 def _open_lock(path: pathlib.Path, lock: pathlib.Path) -> IO[bytes]:

@@ -1,6 +1,7 @@
 """Readers of files: whatever is wrong with one, the error names it."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -158,6 +159,20 @@ def test_only_one_writer(tmp_path):
         with files.only_writer(tmp_path / "other.jsonl"):
             pass
     with files.only_writer(place):  # free again
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    place = tmp_path / "out.jsonl"
+    with (
+        pytest.raises(OSError, match=f"Cannot write {place}: .*Make room"),
+        files.only_writer(place),
+    ):
         pass
     assert list(tmp_path.iterdir()) == []
 

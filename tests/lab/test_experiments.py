@@ -592,6 +592,7 @@ def test_edited_rounds_are_refused(tmp_path):
         ("--config.max_source_len=-1", ["max_source_len=-1"]),
         (f"--config.draft={ROOT}/families/prose/draft", ["do not fit: input"]),
         ("--target=DIR", ["no flag --target", "--config.target"]),
+        ("--output=new/", ["--output=new/ names no file"]),
         ("--output=", ["--output= names no file", "- for standard output"]),
         ("--processes=-1", ["--processes=-1"]),
         ("--config.policy=svip(threshold=)", ["cannot be read", "name(setting=value"]),
