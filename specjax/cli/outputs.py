@@ -156,9 +156,9 @@ def open_log(config, args, done: int) -> files.Rows | None:
             "lose it."
         )
     log = files.Rows(file)
-    before = -1, 0
+    before: tuple[int, int] = -1, 0
     for number, line in enumerate(log.done, start=1):
-        label = [line.get(name) for name in ("input", "sample", "round")]
+        label: list[Any] = [line.get(name) for name in ("input", "sample", "round")]
         if all(type(value) is int for value in label):
             at = label[0] * config.samples + label[1], label[2]
             if at == (before[0], before[1] + 1) or (at[0] > before[0] and not at[1]):
