@@ -65,19 +65,28 @@ def _interrupt(*_) -> None:
 
 
 def _watch(read: int) -> None:
-    """Read a byte for each signal; end with the body, which closes the pipe."""
-    if not os.read(read, 1):
-        return
+    """Count the signals that the pipe shows; end with the body, which closes it."""
+    _sigint(read)
     came.set()
     time.sleep(PAUSE)
-    while select.select([read], [], [], 0)[0]:
-        if not os.read(read, 1):
-            return
-    if not select.select([read], [], [], AGAIN)[0]:
-        print("stopping; Ctrl-C again ends at once", file=sys.stderr, flush=True)
-    while not select.select([read], [], [], AGAIN)[0]:
+    while _sigint(read, 0):
+        pass
+    waits = 0
+    while not _sigint(read, AGAIN):
+        if not waits:
+            print("stopping; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+        waits += 1
         _thread.interrupt_main()
-        os.read(read, 1)  # of this one
-    if os.read(read, 1):
-        os.write(2, b"ended\n")
-        os._exit(STATUS)
+        _sigint(read, 0)  # this one
+    os.write(2, b"ended\n")
+    os._exit(STATUS)
+
+
+def _sigint(read: int, seconds: float | None = None) -> bool:
+    """Wait for a SIGINT, so long at most; the thread ends where the pipe is closed."""
+    while select.select([read], [], [], seconds)[0]:
+        if not (number := os.read(read, 1)):
+            sys.exit()
+        if number[0] == signal.SIGINT:  # of all signals that have a handler, the pipe has a byte
+            return True
+    return False

@@ -22,6 +22,8 @@ while True:
     time.sleep(0.01)
 """
 SWALLOWED = """
+signal.signal(signal.SIGUSR1, lambda *_: None)
+os.kill(os.getpid(), signal.SIGUSR1)  # which is another signal, and counts for nothing
 try:
     os.kill(os.getpid(), signal.SIGINT)
     while True:
