@@ -65,7 +65,12 @@ def _interrupt(*_) -> None:
 
 
 def _watch(read: int) -> None:
-    """Count the signals that the pipe shows; end with the body, which closes it."""
+    """Count the signals that the pipe shows, until the body closes it."""
+    with contextlib.suppress(EOFError):
+        _count(read)
+
+
+def _count(read: int) -> None:
     _sigint(read)
     came.set()
     time.sleep(PAUSE)
@@ -83,10 +88,10 @@ def _watch(read: int) -> None:
 
 
 def _sigint(read: int, seconds: float | None = None) -> bool:
-    """Wait for a SIGINT, so long at most; the thread ends where the pipe is closed."""
+    """Wait for a SIGINT, so long at most; EOFError if the pipe is closed."""
     while select.select([read], [], [], seconds)[0]:
         if not (number := os.read(read, 1)):
-            sys.exit()
+            raise EOFError
         if number[0] == signal.SIGINT:  # of all signals that have a handler, the pipe has a byte
             return True
     return False
