@@ -397,6 +397,6 @@ def same(block: Block, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", "configs/chat.py", "What to run.")
+    config_flags.DEFINE_config_file("config", None, "What to run; none: configs/chat.py.")
     flags.DEFINE_string("workdir", "runs/chat", "Where model and results are written.")
-    command_line.run(main, __doc__)
+    command_line.run(main, __doc__, config="configs/chat.py")

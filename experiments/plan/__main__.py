@@ -58,6 +58,7 @@ from specjax.support import command_line, files
 from specjax.support.named import short
 
 GIVEN = ("memory", "bandwidth", "interconnect")
+MAX_DEVICES = 4096  # each is one of this machine's CPU, with memory of its own
 WAITS = ("latency", "launch")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {f"{name}i": 1024**power for power, name in enumerate("KMGT", 1)}
@@ -132,6 +133,8 @@ def amount(name: str, text: str) -> float | None:
 
 def use_virtual_devices(count: int) -> None:
     """As many devices of this machine's CPU, before jax starts; ValueError if it has fewer."""
+    if count > MAX_DEVICES:
+        raise ValueError(f"A mesh of {count} devices: {MAX_DEVICES} at most are planned for.")
     jax.config.update("jax_platforms", "cpu")
     with contextlib.suppress(RuntimeError):  # jax has started, in a test, with what it has
         jax.config.update("jax_num_cpu_devices", count)

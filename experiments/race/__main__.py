@@ -11,6 +11,7 @@ encoder included. Rounds are stepped and timed first, and then shown: --slow=5 s
 as slowly, and says so. Where the output is no terminal, one line has the times.
 """
 
+import math
 import pathlib
 import tempfile
 import time
@@ -50,8 +51,10 @@ GIF_SECONDS = 7.0  # of the slower side, as it is shown
 
 def main(_) -> None:
     config, args = flags.FLAGS.config, flags.FLAGS
-    if args.inputs < 1 or args.slow <= 0:
-        raise ValueError(f"--inputs={args.inputs} must be ≥ 1, and --slow={args.slow:g} above 0.")
+    if args.inputs < 1 or not 0 < args.slow < math.inf:
+        raise ValueError(
+            f"--inputs={args.inputs} must be ≥ 1, and --slow={args.slow:g} a number above 0."
+        )
     if args.save and pathlib.Path(args.save).suffix != ".gif":
         raise ValueError(f"--save={args.save} must end in .gif.")
     if busy := doubts.busy_before(doubts.load_average()):

@@ -23,7 +23,7 @@ from experiments.train.batches import Batch, Order, Pair
 from specjax import decoding
 from specjax.models.checkpoint import Checkpoint
 from specjax.sampling import Sampling
-from specjax.support import files
+from specjax.support import files, npz
 from specjax.support.ranges import number
 from specjax.tasks.examples import Example
 
@@ -122,7 +122,7 @@ class Prefixes:
                     "which cannot be drawn again. Start again from an empty workdir."
                 )
             self._write(path, source, period)
-        kept = files.read_npz(
+        kept = npz.read_npz(
             path, {"inputs": 1, "ids": 1, "ends": 1}, "outputs to learn from",
             "Delete it and start again.",
         )  # fmt: skip

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from specjax.checkpoints.weights import TOKENIZERS
 from specjax.support import files
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"  # ids 0, 1 and 2, as in T5
@@ -80,9 +81,10 @@ def save(tokenizer, directory: str | os.PathLike) -> None:
     """Write the tokenizer of `to_transformers` so that `AutoTokenizer.from_pretrained` reads it.
 
     Raises:
-      ValueError: the directory cannot be written, see `files.replacing_within`.
+      ValueError: the directory cannot be written or holds other files, see
+        `files.replacing_within`.
     """
-    with files.replacing_within(directory) as part:
+    with files.replacing_within(directory, TOKENIZERS) as part:
         tokenizer.save_pretrained(str(part))
 
 

@@ -99,10 +99,13 @@ def main(argv) -> None:
 def run() -> None:
     """The command."""
     flags.DEFINE_string("other", None, "Root of the other checkout.", required=True)
-    flags.DEFINE_integer("inputs", 200, "Inputs of each family whose tokens are compared.")
-    flags.DEFINE_integer("turns", 2, "Processes of each checkout.")
-    flags.DEFINE_integer("repeats", 5, "Timed runs in each process, of 8 inputs at batch 1.")
-    flags.DEFINE_integer("new_tokens", 64, "New tokens of an output, at most.")
+    for name, default, meaning in (
+        ("inputs", 200, "Inputs of each family whose tokens are compared."),
+        ("turns", 2, "Processes of each checkout."),
+        ("repeats", 5, "Timed runs in each process, of 8 inputs at batch 1."),
+        ("new_tokens", 64, "New tokens of an output, at most."),
+    ):
+        flags.DEFINE_integer(name, default, meaning, lower_bound=1)
     command_line.run(main, __doc__)
 
 

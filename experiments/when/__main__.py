@@ -24,6 +24,7 @@ from specjax.support import command_line, runs
 def main(_) -> None:
     config = flags.FLAGS.config
     check_counts(config, "draws")
+    traces = points.found([*filter(None, flags.FLAGS.traces)])
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     results = open_results(workdir, config)
     facts = {
@@ -33,7 +34,7 @@ def main(_) -> None:
         "run": runs.fingerprint(runs.settings(config)),
     }
     sweep.fill(results, config, facts)
-    points.fill(results, config, facts, [*filter(None, flags.FLAGS.traces)])
+    points.fill(results, config, facts, traces)
     rows = results.done
     sections = [*pictures.sections(workdir, rows, config), *points.sections(rows)]
     publish(workdir, "When adaptivity pays", sections, rows)

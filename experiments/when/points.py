@@ -23,24 +23,32 @@ from specjax.tuning import fitting
 TRACES = "traces"  # what these rows have for a sweep
 
 
-def fill(results: Results, config, facts: Mapping[str, Any], directories: Sequence[str]) -> None:
-    """A row for each trace that has none.
+Traces = list[tuple[dict[str, Any], pathlib.Path]]
+"""Traces, each with its file."""
 
-    Raises:
-      ValueError: a directory without traces.
-    """
-    done = {row["trace"] for row in results.done if row["sweep"] == TRACES}
+
+def found(directories: Sequence[str]) -> Traces:
+    """Find the traces of directories; ValueError that names one without any."""
+    every: Traces = []
     for directory in map(pathlib.Path, directories):
-        traces = files.read_rows(directory / "results.jsonl")
-        if not traces:
+        rows = files.read_rows(directory / "results.jsonl")
+        some = [(row, directory / str(row.get("file"))) for row in rows]
+        if not some or not all(file.is_file() for _, file in some):
             raise ValueError(
                 f"--traces={directory} has no traces: make them by experiments.trace, or name "
                 "another directory."
             )
-        for trace in traces:
-            if (name := name_of(trace)) not in done:
-                row = measure(trace, directory / trace["file"], config)
-                results.append({"sweep": TRACES, "trace": name, **facts, **row})
+        every += some
+    return every
+
+
+def fill(results: Results, config, facts: Mapping[str, Any], traces: Traces) -> None:
+    """A row for each trace that has none."""
+    done = {row["trace"] for row in results.done if row["sweep"] == TRACES}
+    for trace, file in traces:
+        if (name := name_of(trace)) not in done:
+            row = measure(trace, file, config)
+            results.append({"sweep": TRACES, "trace": name, **facts, **row})
 
 
 def name_of(trace: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from specjax.checkpoints import loading, parameters
 from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.safetensors_files import write_file
 from specjax.checkpoints.tensors import Held, Tensor, float_dtype
-from specjax.checkpoints.weights import SAFETENSORS
+from specjax.checkpoints.weights import MODEL_FILES, SAFETENSORS
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint, start_field
 from specjax.models.language_model import LanguageModel
@@ -25,18 +25,18 @@ from specjax.support import files
 def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = jnp.float32) -> None:
     """Write a directory that both `load` and transformers' `from_pretrained` read.
 
-    Each file appears whole or not at all, and a new directory appears only when it is complete.
+    The directory appears when it is complete.
 
     Args:
-      directory: made if need be; files of the same names in it are replaced.
+      directory: made if need be; a model in it is replaced, with all its files.
       checkpoint: what to write. `checkpoint.metadata` goes into the safetensors header.
       dtype: of the stored weights: float32, bfloat16 or float16.
 
     Raises:
       ValueError: the checkpoint is of no family, has a head that is not its own or weights in int8;
-        or the directory cannot be written.
+        or the directory cannot be written, or holds other files than a model's.
     """
-    files.check_directory(directory)
+    _check(directory)
     kept = isinstance(checkpoint.model, LanguageModel) and hasattr(checkpoint.config, "model_type")
     if not kept:
         raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
@@ -59,6 +59,7 @@ def convert(
     directory: str | os.PathLike,
     *,
     dtype: Any = None,
+    overwrite: bool = False,
     progress: Callable[[int, int], Any] = lambda written, whole: None,
 ) -> Checkpoint:
     """Write a checkpoint as `save` does, without holding its weights in memory.
@@ -67,9 +68,10 @@ def convert(
 
     Args:
       name: a checkpoint, as in `load`.
-      directory: made if need be; files of the same names in it are replaced.
+      directory: made if need be.
       dtype: of the stored weights: float32, bfloat16 or float16. None: the widest of the source's,
         at most float32.
+      overwrite: whether a model in the directory is replaced, with all its files.
       progress: called after each tensor with the bytes written, and all bytes.
 
     Returns:
@@ -77,11 +79,19 @@ def convert(
 
     Raises:
       FileNotFoundError: there is no such checkpoint, or a file of it is missing.
-      ValueError: as `load`, or the directory cannot be written, which is checked first.
+      ValueError: as `load`; or the directory cannot be written, or holds files that are not to be
+        replaced, which is checked first.
     """
     if dtype is not None:
         dtype = float_dtype(dtype)
-    files.check_directory(directory)
+    _check(directory)
+    if not overwrite and (
+        held := sorted(os.listdir(directory)) if Path(directory).exists() else ()
+    ):
+        raise ValueError(
+            f"{directory} holds {held[0]} already. Name another directory, or replace the model in "
+            "it by --overwrite, in Python overwrite=True."
+        )
     checkpoint, _, tensors = loading.opened(name, device="cpu")
     if dtype is None:
         dtype = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)
@@ -98,6 +108,11 @@ def convert(
     return checkpoint
 
 
+def _check(directory: str | os.PathLike) -> None:
+    files.check_directory(directory)
+    files.check_replaced(directory, MODEL_FILES)
+
+
 def _save(
     directory: str | os.PathLike,
     checkpoint: Checkpoint,
@@ -105,7 +120,7 @@ def _save(
     dtype: np.dtype,
     progress: Callable[[int], Any] = lambda count: None,
 ) -> None:
-    with files.replacing_within(directory) as part:
+    with files.replacing_within(directory, MODEL_FILES) as part:
         _write(part, checkpoint, tensors, dtype, progress)
 
 

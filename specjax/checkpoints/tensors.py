@@ -18,6 +18,7 @@ import ml_dtypes  # registers the name "bfloat16" with numpy too
 import numpy as np
 
 from specjax.models import int8
+from specjax.support import files
 
 FLOATS = {
     "float64": np.dtype(np.float64),
@@ -247,8 +248,9 @@ def read_bytes(file: Path, begin: int, count: int) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; ValueError that names the file if it is not one."""
+    data = files.read_limited(path)
     try:
-        value = json.loads(path.read_bytes().decode("utf-8-sig"))
+        value = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from None
     if type(value) is not dict:

@@ -20,7 +20,7 @@ import numpy as np
 from specjax.checkpoints import pickles
 from specjax.checkpoints.pickles import Storage, Strided, Unpickled
 from specjax.checkpoints.tensors import AGAIN, At, Tensor, contiguous, read_bytes, strided_pieces
-from specjax.support import files
+from specjax.support import npz
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the older format
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
@@ -93,7 +93,7 @@ def find(path: Path) -> dict[str, Tensor]:
 
 def _read_zip(path: Path, stream: IO[bytes]) -> tuple[dict[str, Strided], dict[str, Place]]:
     records = {}
-    with files.open_zip(stream) as archive:
+    with npz.open_zip(stream) as archive:
         for info in archive.infolist():
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                 raise Unpickled(f"{info.filename[:100]!r} in it is compressed or encrypted")

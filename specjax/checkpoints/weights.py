@@ -3,6 +3,7 @@
 import dataclasses
 import fnmatch
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -65,6 +66,24 @@ TOKENIZERS = (
     *PIECES[1:],
     f"{TEMPLATES}*.jinja",
 )
+
+MODEL_FILES = (
+    *CONFIGS,
+    *(name for form in FORMATS for name in (form.single, form.index, form.shards)),
+    *("tokenizer.json", *TOKENIZERS[:-1], TEMPLATES),
+)
+"""Names of a model's files and folders in Hugging Face's layout, as patterns."""
+
+
+def holds(directory: Path, file: Path) -> bool:
+    """Whether a file, which need not exist, would be one that loading reads from a directory."""
+    if not directory.is_dir():
+        return False
+    inside, at = os.path.realpath(directory), os.path.realpath(file)
+    if t5x_files.is_checkpoint(directory):
+        return at.startswith(f"{inside}{os.sep}")
+    known = any(fnmatch.fnmatchcase(file.name, pattern) for pattern in MODEL_FILES)
+    return known and os.path.dirname(at) == inside
 
 
 def wanted(files: Iterable[str]) -> list[str]:

@@ -1,18 +1,20 @@
 """Convert a checkpoint of any format to safetensors.
 
-    specjax convert SOURCE DIRECTORY [--dtype=bfloat16]
+    specjax convert SOURCE DIRECTORY [--dtype=bfloat16] [--overwrite]
 
 SOURCE is what `specjax.load` reads: a directory, or a name on the Hugging Face hub, with weights in
 safetensors, torch's pickles, flax's msgpack or T5X's folders. DIRECTORY then has the same model
 with its config and tokenizer, for specjax and for transformers. One tensor at a time is in memory.
-DIRECTORY is replaced file by file when all is written. An interrupted run leaves it unchanged, and
-the next one removes the temporary files beside it.
+DIRECTORY is new or empty; with --overwrite a model in it is replaced, with all its files. That
+happens when all is written. An interrupted run leaves it unchanged, and the next one removes the
+temporary files beside it.
 """
 
 import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -42,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         choices=WRITTEN,
         help="of the stored weights; without it the source's, at most float32",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace a model in DIRECTORY")
     arguments = parser.parse_args(argv)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -49,18 +52,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"warning: {message}", file=sys.stderr
         )
         try:
-            convert(arguments.source, arguments.directory, arguments.dtype)
-        except BrokenPipeError:
-            command_line.leave_without_reader()
+            convert(arguments.source, arguments.directory, arguments.dtype, arguments.overwrite)
         except (ValueError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(1)
+            if command_line.of_output(error):
+                raise
+            command_line.fail(str(error))
 
 
 run = main  # the name that the command `specjax` calls
 
 
-def convert(source: str, directory: str, dtype: str | None) -> None:
+def convert(source: str, directory: str, dtype: str | None, overwrite: bool = False) -> None:
     """Run `checkpoints.convert` with a progress bar, and print one line when it is done."""
     command_line.say(f"converting {source} into {directory}")
     size = 0
@@ -74,7 +76,8 @@ def convert(source: str, directory: str, dtype: str | None) -> None:
             size = written
 
         stored: np.dtype | None = None if dtype is None else DTYPES[dtype]
-        done = checkpoints.convert(source, directory, dtype=stored, progress=report)
+        how: dict[str, Any] = {"dtype": stored, "overwrite": overwrite}
+        done = checkpoints.convert(source, directory, progress=report, **how)
     kind = done.config.model_type
     tokenizer = "" if done.tokenizer is not None else "; the source has no tokenizer"
     print(f"{directory}: a {kind} with {size / 1e6:,.1f} MB of weights{tokenizer}")

@@ -46,7 +46,7 @@ that of one process. A mesh over the devices of all also needs --coordinator=HOS
 """
 
 import contextlib
-import pathlib
+import os
 import sys
 import time
 import warnings
@@ -91,8 +91,11 @@ def run_in(group: Group, args, config) -> None:
         )
     if tuned is not None and not tuned.gamma:
         config.method = "autoregressive"
-    paths = [pathlib.Path(name).resolve() for name in (config.rounds_file, args.output)]
-    if config.rounds_file and paths[0] == paths[1]:
+    if not args.output or args.output.endswith("/"):
+        raise ValueError(
+            f"--output={args.output} names no file: name one, or - for standard output."
+        )
+    if config.rounds_file and len({*map(os.path.realpath, (config.rounds_file, args.output))}) < 2:
         raise ValueError(f"rounds_file={config.rounds_file} is --output too: name another file.")
     if args.follow and not sys.stderr.isatty():
         raise ValueError("--follow writes to a terminal, and standard error is none: leave it out.")
@@ -101,21 +104,22 @@ def run_in(group: Group, args, config) -> None:
     texts = inputs.read_texts(args.input, config.target)
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
+    lines = Lines(config, args.input, texts)
     together = spans(group, config)
     writes = not (together and group.index)  # of those that decode each row together, process 0
     if together:
         processes.check_alike(outputs.began_with(config, texts))
     if not writes:
         warnings.simplefilter("ignore")  # process 0 shows them
-        decode_texts(group, together, args, config, texts, tuned)
+        decode_texts(group, together, args, config, texts, lines, tuned)
         return
     with contextlib.ExitStack() as held:
         for file, flag in outputs.places(args, config):
-            outputs.check_place(file, flag, args.input)
+            outputs.check_place(file, flag, args, config)
             own = file if group.count == 1 or together else processes.part(file, group.index)
             held.enter_context(files.only_writer(own))
-        outputs.check_resumes(args, config, texts)
-        decode_texts(group, together, args, config, texts, tuned)
+        outputs.check_resumes(args, config, texts, lines)
+        decode_texts(group, together, args, config, texts, lines, tuned)
 
 
 def spans(group: Group, config) -> bool:
@@ -165,6 +169,7 @@ def decode_texts(
     args,
     config,
     texts: list[str],
+    lines: Lines,
     tuned: Settings | None = None,
 ) -> None:
     """Decode this process's part of the inputs.
@@ -173,9 +178,9 @@ def decode_texts(
       together: whether all processes decode each row together, while process 0 writes.
     """
     silent = together and group.index > 0
-    lines = Lines(config, args.input, texts)
     if config.mesh:
         pairs.check_plan(config, texts, tuned)
+    pairs.check_fit(config)
     if not silent:
         command_line.say_loading(config.target, config.draft if pairs.with_draft(config) else "")
     target, draft = pairs.load_pair(config)
@@ -185,7 +190,7 @@ def decode_texts(
     method = build(group, together, config, texts, target, draft, tuned)
     # An old output may be replaced only now, when nothing but decoding can fail.
     total = len(texts) * config.samples
-    output = outputs.open_output(group, together, args, config, texts)
+    output = outputs.open_output(group, together, args, config, texts, lines)
     to_file = args.output != "-"
     done = total - len(output.missing) if group.count == 1 else 0
     log = outputs.open_log(config, args, done)

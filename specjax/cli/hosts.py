@@ -23,7 +23,7 @@ def define_flags(what: str, module: str = "") -> None:
     of: dict[str, Any] = {"module_name": module or sys.argv[0]}
     at = "HOST:PORT of process 0, or auto: for a mesh over all."
     flags.DEFINE_string("coordinator", "", at, **of)
-    flags.DEFINE_integer("processes", 0, f"How many processes {what}.", **of)
+    flags.DEFINE_integer("processes", 0, f"How many processes {what}.", 0, **of)
     flags.DEFINE_integer("process", 0, "Which of them this is, from 0 on.", **of)
     flags.DEFINE_float("timeout", 60.0, "Seconds for all to join at the coordinator.", **of)
 

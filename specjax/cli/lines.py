@@ -27,6 +27,7 @@ class Lines:
           ValueError: a field is of the wrong kind, or the config decodes several rows at once.
         """
         self.format, self.texts = config.get("format", ""), texts
+        self.samples = config.samples
         draft = short(config.draft) if config.method == "speculative" else "plain"
         self.model = f"{short(config.target)}-{draft}"
         self.questions: list[dict[str, Any]] = []
@@ -38,6 +39,17 @@ class Lines:
                     "--config.samples=1."
                 )
             self.questions = _questions(source, len(texts))
+
+    def label(self, number: int) -> dict[str, Any]:
+        """The fields that name a row in its line; empty beyond the last row."""
+        index, sample = divmod(number, self.samples)
+        if index >= len(self.texts):
+            return {}
+        if self.format == "vllm":
+            return {"id": formats.vllm_id(index, sample)}
+        if self.format == "spec_bench":
+            return {"question_id": self.questions[index]["question_id"]}
+        return {"input": self.texts[index], "sample": sample}
 
     def timed(self, events: Iterable[Row | Progress]) -> Iterator[Row | Progress]:
         """Pass events on, and note the seconds of each row from the end of the one before.
@@ -68,8 +80,7 @@ class Lines:
                 [[(row, seconds)]], **asked, model_id=self.model, tstamp=time.time()
             )
         return {
-            "input": self.texts[row.index],
-            "sample": row.sample,
+            **self.label(row.index * self.samples + row.sample),
             "output": row.text,
             "tokens": row.tokens,
             "target_calls": row.target_calls,

@@ -9,7 +9,7 @@ import os
 import pathlib
 import sys
 
-from specjax.support.command_line import fail, say
+from specjax.support.command_line import fail, framed, say
 
 COMMANDS = ("decode", "select", "tune", "doctor", "audit", "convert")  # modules beside this one
 
@@ -20,7 +20,11 @@ def main(argv: list[str] | None = None) -> None:
     Args:
       argv: arguments after `specjax`; None: those of this process.
     """
-    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    with framed():
+        _main(*((sys.argv[1:] if argv is None else argv) or ["--help"]))
+
+
+def _main(name: str, *rest: str) -> None:
     if name in ("--help", "-h", "help"):
         print(usage())
     elif name in COMMANDS:
@@ -28,14 +32,9 @@ def main(argv: list[str] | None = None) -> None:
         # Import paths of the user start here, as with `python -m`, but shadow nothing.
         sys.path.append(os.getcwd())
         module = f"specjax.cli.{name}"
-        try:
-            if module not in sys.modules and not {"-h", "--help", "--helpshort"} & {*rest}:
-                say("loading specjax …")
-            command = importlib.import_module(module)
-        except KeyboardInterrupt:  # the command reports later ones
-            say("interrupted")
-            sys.exit(130)
-        command.run()
+        if module not in sys.modules and not {"-h", "--help", "--helpshort"} & {*rest}:
+            say("loading specjax …")
+        importlib.import_module(module).run()
     else:
         fail(f"There is no command {name!r}: it is one of {', '.join(COMMANDS)}. See --help.")
 

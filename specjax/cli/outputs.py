@@ -2,14 +2,18 @@
 
 import json
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from specjax import checkpoints, drafters
+from specjax.checkpoints import weights
+from specjax.cli.lines import Lines
 from specjax.cli.pairs import with_draft
 from specjax.measure import provenance
 from specjax.support import command_line, files, processes, runs
 from specjax.support.processes import ALONE, Group
+from specjax.support.ranges import shown
 
 
 class Output(NamedTuple):
@@ -27,12 +31,26 @@ def places(args, config) -> list[tuple[pathlib.Path, str]]:
     return [(pathlib.Path(name), flag) for flag, name in named.items() if name]
 
 
-def check_place(file: pathlib.Path, flag: str, source: str) -> None:
-    """Raise ValueError if a file cannot be written, is no regular file, or is the input."""
+def check_place(file: pathlib.Path, flag: str, args, config) -> None:
+    """Raise ValueError if a file cannot be written, is no regular file, or is one that is read."""
+    if not file.name:
+        raise ValueError(f"--{flag}={file} names no file: name one.")
     files.check_regular(file, f"--{flag}={file}")
+    files.check_regular(mark_of(file))
     command_line.make_workdir(str(file.parent), flag=flag)
-    for written in (file, mark_of(file)):
-        command_line.check_apart(written, source, flag=flag)
+    read = {"input": args.input, "settings": args.settings}
+    models = {"config.target": config.target, "config.draft": config.draft}
+    for of, source in (read | models).items():
+        quoted = re.findall(r"['\"](.*?)['\"]", source) if of == "config.draft" else []
+        for place in (source, *quoted):
+            if of != flag:
+                command_line.check_apart(file, place, flag, of)
+                command_line.check_apart(mark_of(file), place, flag, of)
+            if of in models and weights.holds(pathlib.Path(place), file):
+                raise ValueError(
+                    f"--{flag} would write to {file}, which is a file of --{of}={place}: name "
+                    "another."
+                )
 
 
 def mark_of(output: pathlib.Path) -> pathlib.Path:
@@ -50,8 +68,12 @@ def began_with(config, texts: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def check_resumes(args, config, texts: list[str]) -> None:
-    """Raise ValueError if the output holds rows of other settings, inputs or models."""
+def check_resumes(args, config, texts: list[str], lines: Lines) -> None:
+    """Raise ValueError if the output holds rows of other settings, inputs or models, or other rows.
+
+    Args:
+      lines: makes the lines of the output, whose labels its rows have to have.
+    """
     file = pathlib.Path(args.output)
     if args.output == "-" or args.overwrite or not (file.exists() or processes.parts(file)):
         return
@@ -64,9 +86,22 @@ def check_resumes(args, config, texts: list[str]) -> None:
     wanted = began_with(config, texts)
     kept = {name: found.get(name) for name in wanted}
     runs.check_same(f"--output={args.output}", kept, wanted, way_out)
+    for number, row in processes.rows_of(file).items():
+        due = lines.label(number)
+        held = {name: row.get(name) for name in lines.label(0)}
+        if held != due:
+            total = len(texts) * config.samples
+            what = f"{shown(due)} is due" if due else f"there are only {total} rows"
+            raise ValueError(
+                f"--output={args.output} was edited: row {number + 1} has {shown(held)}, where "
+                f"{what}. Delete it and the rows behind it, which the same command makes again. Or "
+                f"{way_out[0].lower()}{way_out[1:]}"
+            )
 
 
-def open_output(group: Group, together: bool, args, config, texts: list[str]) -> Output:
+def open_output(
+    group: Group, together: bool, args, config, texts: list[str], lines: Lines
+) -> Output:
     """Open the output's rows, which may hold those of an earlier run of the same command.
 
     A file beside the output says which command it belongs to.
@@ -81,7 +116,7 @@ def open_output(group: Group, together: bool, args, config, texts: list[str]) ->
         return Output(range(len(files.read_rows(file)), total), lambda *_: None)
     if group.count > 1 and not together:
         with processes.beginning(file):
-            check_resumes(args, config, texts)
+            check_resumes(args, config, texts, lines)
             write_mark(file, config, texts)
             return _shared(group, file, total)
     if args.overwrite:
@@ -105,7 +140,7 @@ def _shared(group: Group, file: pathlib.Path, total: int) -> Output:
 
 def write_mark(file: pathlib.Path, config, texts: list[str]) -> None:
     """Record beside an output how it is made."""
-    commits = [*runs.read_mark(mark_of(file)).get("commits", []), provenance.commit()]
+    commits = [*runs.commits(mark_of(file)), provenance.commit()]
     wanted = began_with(config, texts) | {"commits": list(dict.fromkeys(commits))}
     files.write_json(mark_of(file), wanted)
 
@@ -121,5 +156,18 @@ def open_log(config, args, done: int) -> files.Rows | None:
             "lose it."
         )
     log = files.Rows(file)
+    before: tuple[int, int] = -1, 0
+    for number, line in enumerate(log.done, start=1):
+        label: list[Any] = [line.get(name) for name in ("input", "sample", "round")]
+        if all(type(value) is int for value in label):
+            at = label[0] * config.samples + label[1], label[2]
+            if at == (before[0], before[1] + 1) or (at[0] > before[0] and not at[1]):
+                before = at
+                continue
+        raise ValueError(
+            f"rounds_file={config.rounds_file} was edited: line {number} has input, sample and "
+            f"round {shown(label)}, which do not follow. Name another file and another --output, "
+            "or give --overwrite to make both again."
+        )
     log.keep(lambda line: line["input"] * config.samples + line["sample"] < done)
     return log

@@ -1,5 +1,6 @@
 """The models of a command's config, and the loop that decodes with them."""
 
+import os
 import sys
 import warnings
 from typing import Any
@@ -7,12 +8,17 @@ from typing import Any
 import jax
 
 from specjax import checkpoints, decoding, drafters, policies, rules, trees
+from specjax.checkpoints.compatibility import check_pair
 from specjax.cli import defaults
+from specjax.decoding.methods import MAX_GAMMA
 from specjax.drafters.base import Drafter
+from specjax.drafters.loading import NAMES as DRAFTERS
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.memory import check_fits
 from specjax.settings import Settings
+from specjax.support import command_line, named
+from specjax.support.ranges import whole
 from specjax.tuning import fitting, trials
 
 METHODS = ("speculative", "autoregressive")
@@ -39,11 +45,31 @@ def check(config) -> None:
     if config.mesh:
         sharding.mesh_of(config.mesh)
     # A misspelt name fails here, before models are loaded.
-    drafters.maker(config.draft)
+    unknown = drafters.maker(config.draft) is None and not os.path.exists(config.draft)
+    if unknown and (near := named.meant(config.draft, DRAFTERS)):
+        command_line.say(f"looking for the draft {config.draft} on the hub.{near}")
     if config.policy:
         policies.check(config.policy)
     if config.rule:
         rules.parse(config.rule)
+    defaults.sampling(config)
+    if is_chain(config) and with_draft(config) and "settings" not in config:  # whose γ may be 0
+        whole("gamma", config.gamma, f"[1, {MAX_GAMMA}]")
+    for name in ("max_new_tokens", "batch_size", "samples"):
+        whole(name, config[name], "[1, ∞)")
+    whole("max_source_len", config.max_source_len, "[0, ∞)", "0: the target's own limit")
+
+
+def check_fit(config) -> None:
+    """Raise ValueError if the pair does not fit, before weights are loaded."""
+    if not with_draft(config) or drafters.maker(config.draft):
+        return
+    if drafters.is_attached(config.draft):  # its file says which target it belongs to
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # loading will issue them
+        target, draft = map(checkpoints.outline, (config.target, config.draft))
+    check_pair(target, draft, check_tokens=config.get("check_tokens", True))
 
 
 def with_draft(config) -> bool:

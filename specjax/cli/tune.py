@@ -35,12 +35,13 @@ def main(_) -> None:
     config.method = "speculative"
     pairs.check(config)
     if args.settings:
-        outputs.check_place(pathlib.Path(args.settings), "settings", args.input)
+        outputs.check_place(pathlib.Path(args.settings), "settings", args, config)
     texts = inputs.read_texts(args.input, config.target)
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     if config.mesh:
         pairs.check_plan(config, texts)
+    pairs.check_fit(config)
     command_line.say_loading(config.target, config.draft)
     target, draft = pairs.load_pair(config)
     command_line.say("compiling loops with drafts of a few lengths, which are then timed")

@@ -68,15 +68,16 @@ class Attached(Protocol):
 def save(
     directory: str | os.PathLike, drafter: Any, target: Checkpoint, *, dtype: Any = np.float16
 ) -> None:
-    """Write a drafter's directory; each file appears whole or not at all.
+    """Write a drafter's directory, which appears when it is complete.
 
     Args:
+      directory: made if need be; a drafter in it is replaced.
       drafter: a drafter of one of `KINDS`.
       target: the target that it belongs to.
       dtype: float32, bfloat16 or float16, of the stored parameters.
 
     Raises:
-      ValueError: a drafter of another kind, or another dtype.
+      ValueError: a drafter of another kind, or another dtype; or the directory holds other files.
     """
     path = f"{type(drafter).__module__}:{type(drafter).__qualname__}"
     kind = next((kind for kind, place in KINDS.items() if place == path), None)
@@ -90,7 +91,7 @@ def save(
         for name, array in drafter.tensors().items()
     }
     config = {DRAFTER: kind, "settings": drafter.settings(), "target": describe(target)}
-    with files.replacing_within(pathlib.Path(directory)) as part:
+    with files.replacing_within(directory, (CONFIG, SAFETENSORS.single)) as part:
         (part / SAFETENSORS.single).write_bytes(as_safetensors(stored, {"format": "pt"}))
         files.write_json(part / CONFIG, config)
 

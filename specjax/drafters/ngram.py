@@ -22,7 +22,8 @@ from jaxtyping import Float, Int
 
 from specjax.drafters.base import Drafter
 from specjax.pytrees import pytree
-from specjax.support.files import read_npz, replacing
+from specjax.support.files import replacing
+from specjax.support.npz import read_npz
 from specjax.support.ranges import number, whole
 
 MAX_IDS = 1 << 21  # eight times those of the largest vocabularies in use

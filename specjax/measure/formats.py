@@ -106,10 +106,15 @@ def vllm(row: Row) -> dict[str, Any]:
     return found
 
 
+def vllm_id(index: int, sample: int) -> str:
+    """Make the id of a response, from the numbers of its input and its draw."""
+    return f"{index}-{sample}"
+
+
 def vllm_response(row: Row, model: str) -> dict[str, Any]:
     """Make the parts of vLLM's response that readers of its metrics take."""
     return {
-        "id": f"{row.index}-{row.sample}",
+        "id": vllm_id(row.index, row.sample),
         "model": model,
         "choices": [{"index": 0, "text": row.text, "token_ids": row.tokens}],
         "usage": {"completion_tokens": row.emitted},

@@ -12,7 +12,7 @@ from jaxtyping import Float, Key
 
 from specjax.policies.base import Policy
 from specjax.pytrees import pytree
-from specjax.support import files
+from specjax.support import files, npz
 from specjax.support.ranges import number
 
 
@@ -80,7 +80,7 @@ def load(path: str | os.PathLike) -> HeadParams:
       ValueError: the file holds no head.
     """
     ranks = {"weights": 3, "biases": 2, "out": 1, "bias": 0}
-    found = files.read_npz(path, ranks, "the parameters of a head", "Make it by experiments.train.")
+    found = npz.read_npz(path, ranks, "the parameters of a head", "Make it by experiments.train.")
     layers, width = found["biases"].shape
     if found["weights"].shape != (layers, width, width) or found["out"].shape != (width,):
         raise ValueError(f"{path}: its arrays do not fit together. Make it by experiments.train.")

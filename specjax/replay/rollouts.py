@@ -42,7 +42,7 @@ from specjax.rules import at_tokens, residual
 from specjax.sampling import Purpose, Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
-from specjax.support import files
+from specjax.support import files, npz
 
 
 class Rollouts(NamedTuple):
@@ -303,7 +303,7 @@ def load(path: str | os.PathLike) -> Rollouts:
       ValueError: not such a file, or a damaged one.
     """
     way_out = "Make it by experiments.trace."
-    flat = files.read_npz(path, _RANKS, "rollouts", way_out)
+    flat = npz.read_npz(path, _RANKS, "rollouts", way_out)
     emitted = flat["emitted"]
     counts = emitted.dtype.kind in "iu" and len(emitted) > 0 and emitted.min() >= 0
     places = sum(emitted.tolist()) + len(emitted)  # Python's numbers do not wrap around
@@ -313,7 +313,7 @@ def load(path: str | os.PathLike) -> Rollouts:
         raise ValueError(f"{path}: its arrays do not fit together. {way_out}")
     cells = len(emitted) * (int(emitted.max()) + 1)
     padded = cells * sum(x[:1].nbytes for name, x in flat.items() if name not in _BY_OUTPUT)
-    most = files.SMALL_NPZ + PADDED_RATIO * os.path.getsize(path)
+    most = npz.SMALL_NPZ + PADDED_RATIO * os.path.getsize(path)
     if padded > most:
         raise ValueError(
             f"{path}: its outputs take {padded:,} bytes at the length of the longest, and "

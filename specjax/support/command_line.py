@@ -14,7 +14,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from specjax.support import files
+from specjax.support import files, interrupts
 
 # The checkout. With specjax installed from a wheel, a directory without its files.
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -27,7 +27,9 @@ def run(
     fields: str = "",
     positional: int = 0,
 ) -> None:
-    """Start a command. Errors that a user can correct, and Ctrl-C, print one line and no traceback.
+    """Start a command. Errors that a user can correct print one line and no traceback.
+
+    For Ctrl-C and standard output see `framed`.
 
     Args:
       main: the command's function; its module has defined the flags.
@@ -36,7 +38,11 @@ def run(
       fields: the fields of the config, shown by --help.
       positional: how many arguments without a flag the command takes.
     """
-    usage = f"{usage}\n{fields}" if fields else usage
+    with framed():
+        _run(main, f"{usage}\n{fields}" if fields else usage, config, positional)
+
+
+def _run(main: Callable[[list[str]], Any], usage: str | None, config: str, positional: int) -> None:
     # The help of config_flags does not mention that the file is run.
     if "config" in flags.FLAGS:
         flags.FLAGS["config"].help += " A Python file, which is run; an argument follows a colon."
@@ -62,10 +68,8 @@ def run(
             check_seed()
             with only_writer_of_workdir():
                 return main(argv)
-        except BrokenPipeError:
-            leave_without_reader()
         except (ValueError, OSError, FloatingPointError) as error:
-            if flags.FLAGS.debug:
+            if flags.FLAGS.debug or of_output(error):
                 raise
             fail(str(error))
         except AttributeError as error:
@@ -76,11 +80,6 @@ def run(
                 "with the config that the command has of its own, or one of configs/, and change "
                 "its fields."
             )
-        except KeyboardInterrupt:
-            if flags.FLAGS.debug:
-                raise
-            say(interrupted())
-            sys.exit(128 + signal.SIGINT)
 
     try:
         app.run(guarded, argv=arguments(config), flags_parser=parsed)
@@ -96,6 +95,50 @@ def run(
         fail(f"--config has no field {name!r}. {' '.join(hint)}".rstrip())
 
 
+@contextlib.contextmanager
+def framed() -> Iterator[None]:
+    """Run the body as a command: Ctrl-C, and an output that nobody takes, end it in one line."""
+    with interrupts.insistent():
+        try:
+            try:
+                yield
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+        except KeyboardInterrupt:
+            if "--debug" in sys.argv:
+                raise
+            say(interrupted())
+            if interrupts.came.is_set() and not processes_joined():
+                # Python's end would wait for threads that compile, and take away what they use.
+                os._exit(interrupts.STATUS)
+            sys.exit(interrupts.STATUS)
+        except OSError as error:
+            if "--debug" in sys.argv or not of_output(error):
+                raise
+            with contextlib.suppress(OSError):  # else Python complains when it flushes at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):  # the reader has closed it: as Unix tools do
+                sys.exit(128 + signal.SIGPIPE)
+            fail(
+                f"Cannot write standard output, or a temporary file: {error.strerror}. Make room, "
+                "and give the same command again."
+            )
+
+
+def of_output(error: Exception) -> bool:
+    """Whether standard output, probably, has no reader or no room; errors of files name them."""
+    if isinstance(error, BrokenPipeError):
+        return True
+    return isinstance(error, OSError) and error.errno in files.FULL and error.filename is None
+
+
+def processes_joined() -> bool:
+    """Whether jax connects this process with others, which it has to leave in order."""
+    distributed = getattr(sys.modules.get("jax"), "distributed", None)
+    return distributed is not None and distributed.is_initialized()
+
+
 def parsed(argv: list[str]) -> list[str]:
     """Parse flags, with errors in one line, and return the other arguments."""
     try:
@@ -107,6 +150,13 @@ def parsed(argv: list[str]) -> list[str]:
         place, inner, _ = str(error).partition(": Error whilst parsing config file")
         if inner and error.__context__ is not None:
             fail(f"{place.removeprefix('flag ')}: {error.__context__.__context__}")
+        if isinstance(error, flags.UnrecognizedFlagError):
+            config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+            if isinstance(config, ConfigDict) and error.flagname in config:
+                fail(
+                    f"There is no flag --{error.flagname}: the config has that field, "
+                    f"--config.{error.flagname}."
+                )
         fail(f"{error} See --help.")
         raise
 
@@ -123,7 +173,7 @@ def arguments(config: str = "") -> list[str]:
     """The process's arguments, with --config as an existing file; default: `config`."""
     argv = [in_checkout(argument) for argument in sys.argv]
     if config and not any(_name(argument) == "config" for argument in argv):
-        argv.insert(1, f"--config={config}")
+        argv.insert(1, in_checkout(f"--config={config}"))
     return argv
 
 
@@ -221,13 +271,6 @@ def fail(message: str) -> None:
     sys.exit(1)
 
 
-def leave_without_reader() -> None:
-    """Exit silently, as Unix tools do when the reader of their output has closed it."""
-    with contextlib.suppress(OSError):  # else Python complains when it flushes at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(128 + signal.SIGPIPE)
-
-
 def make_workdir(path: str, flag: str = "workdir") -> pathlib.Path:
     """Make a directory if need be; ValueError, with the flag, if it cannot be written."""
     workdir = pathlib.Path(path)
@@ -243,18 +286,18 @@ def make_workdir(path: str, flag: str = "workdir") -> pathlib.Path:
     return workdir
 
 
-def check_apart(output: pathlib.Path, source: str, flag: str) -> None:
-    """Raise ValueError if the output would overwrite the file of inputs, by any name or link.
+def check_apart(output: pathlib.Path, source: str, flag: str, of: str = "input") -> None:
+    """Raise ValueError if the output would overwrite a file that is read, by any name or link.
 
     Args:
       output: the file to write; it need not exist.
-      source: the file of --input, or - for standard input.
+      source: the file that is read, if there is one of that name.
       flag: the flag that named the output.
+      of: the flag that named the source.
     """
-    if source != "-" and output.exists() and output.samefile(source):
+    if output.exists() and os.path.exists(source) and output.samefile(source):
         raise ValueError(
-            f"--{flag} would write to {output}, which is the file of --input={source}: name "
-            "another."
+            f"--{flag} would write to {output}, which is the file of --{of}={source}: name another."
         )
 
 

@@ -1,23 +1,20 @@
 """Files: reading with errors that name them, and writing that leaves no file half-written."""
 
 import contextlib
+import errno
 import fcntl
+import fnmatch
+import glob
 import json
-import math
 import os
 import pathlib
+import re
+import secrets
 import shutil
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import stat
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import IO, Any
-
-import numpy as np
-from numpy.lib import format as npy
-
-MAX_LIST = 1 << 22  # bytes of an archive's list of files; torch writes some 100 per tensor
-# Bytes that the arrays of an npz file may take: the first number, and the second for each byte of
-# the file. Tables of a vocabulary may be nearly all zeros; other numbers are packed to a third.
-SMALL_NPZ, NPZ_RATIO = 1 << 25, 16
 
 
 def decode(data: bytes, name: str | os.PathLike) -> str:
@@ -30,97 +27,6 @@ def decode(data: bytes, name: str | os.PathLike) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not UTF-8 ({error}). Convert it first.") from None
-
-
-def read_npz(
-    path: str | os.PathLike, ranks: Mapping[str, int], what: str, way_out: str
-) -> dict[str, np.ndarray]:
-    """Read the arrays of an npz file.
-
-    Names, types and sizes are checked before any array is read. The arrays may take `SMALL_NPZ`
-    bytes, and `NPZ_RATIO` more for each byte of the file.
-
-    Args:
-      ranks: names of all its arrays, each of numbers, and how many axes they have.
-      what: the expected contents, for errors.
-      way_out: the remedy, for errors.
-
-    Raises:
-      OSError: there is no such file, or it cannot be opened.
-      ValueError: it is empty, cut short or damaged, or holds anything else.
-    """
-    with open(path, "rb") as stream:
-        try:
-            with open_zip(stream) as archive:
-                most = SMALL_NPZ + NPZ_RATIO * os.fstat(stream.fileno()).st_size
-                _check_npz(archive, ranks, what, most)
-                return {name: _member(archive, name, npy.read_array) for name in ranks}
-        except _Unlike as error:
-            raise ValueError(f"{path}{error}. {way_out}") from None
-        except Exception as error:  # many classes: zip, compression, an array's header, …
-            raise ValueError(
-                f"{path} is not a file of {what}, or it is damaged ({error}). {way_out}"
-            ) from error
-
-
-class _Unlike(ValueError):
-    """An npz file's difference from the expected arrays, as the end of a sentence."""
-
-
-def _check_npz(archive: zipfile.ZipFile, ranks: Mapping[str, int], what: str, most: int) -> None:
-    """Compare names, sizes and headers; `_Unlike` if they are not those of `ranks`."""
-    sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
-    if set(sizes) != set(ranks):
-        held = ", ".join(sorted(sizes)) or "nothing"
-        raise _Unlike(f" is not a file of {what}: it holds {held:.200}")
-    if (total := sum(info.file_size for info in archive.infolist())) > most:
-        raise _Unlike(f": its arrays take {total:,} bytes, and a file of its size at most {most:,}")
-    for info in archive.infolist():
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise _Unlike(f": {info.filename!r} in it is not compressed as numpy does")
-    for name, rank in ranks.items():
-        shape, _, dtype = _member(archive, name, _read_header)
-        if dtype.kind not in "iuf" or len(shape) != rank:
-            raise _Unlike(
-                f": {name!r} has the type {dtype} and the shape {shape}, where {what} have numbers "
-                f"with {rank} axes"
-            )
-        if math.prod(shape) * dtype.itemsize > sizes[name]:
-            raise _Unlike(f": {name!r} of shape {shape} has more numbers than the file")
-
-
-def _member(archive: zipfile.ZipFile, name: str, read: Callable[[IO[bytes]], Any]) -> Any:
-    with archive.open(f"{name}.npy") as stream:
-        return read(stream)
-
-
-def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    if npy.read_magic(stream) == (1, 0):
-        return npy.read_array_header_1_0(stream)
-    return npy.read_array_header_2_0(stream)
-
-
-def open_zip(stream: IO[bytes]) -> zipfile.ZipFile:
-    """Open an archive to read; BadZipFile if its list of files has more than `MAX_LIST` bytes.
-
-    zipfile takes some 600 bytes of memory for a file that may take 46 on the list.
-    """
-    return zipfile.ZipFile(_ListLimited(stream))
-
-
-class _ListLimited:
-    """A stream that gives at most `MAX_LIST` bytes at once, as zipfile reads the list of files."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream = stream
-
-    def read(self, count: int = -1) -> bytes:
-        if count > MAX_LIST:
-            raise zipfile.BadZipFile(f"a list of files of {count:,} bytes")
-        return self.stream.read(count)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
 
 
 @contextlib.contextmanager
@@ -138,36 +44,71 @@ def only_writer(
       wait: whether to wait until no other process holds `path`.
 
     Raises:
-      ValueError: another process, or this one elsewhere, holds `path`; the message has its id.
+      ValueError: another process, or this one elsewhere, holds `path`; the message has its id. Or
+        the lock's place holds anything but a lock, or cannot be written.
     """
     path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = path / ".lock" if within else path.with_name(f".{path.name}.lock")
     while True:
-        stream = lock.open("a+", encoding="utf-8")
+        stream = _open_lock(path, lock)
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            stream.seek(0)
-            owner = stream.read().strip() or "unknown"
+            owner = stream.read(32).decode(errors="replace").strip() or "unknown"
             stream.close()
             raise ValueError(
                 f"{path} is being written by another process (id {owner}). Wait until it ends, or "
                 "name another place."
             ) from None
         # The last holder of the lock may have removed the file between `open` and `flock`.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(stream.fileno()), lock.stat()):
-                break
+        if _is_at(stream, lock):
+            break
         stream.close()
     with stream:
-        stream.truncate(0)
-        stream.write(str(os.getpid()))
-        stream.flush()
+        if not LOCKED.fullmatch(stream.read(32)):
+            raise ValueError(
+                f"{lock} would mark {path} as being written, but it is a file of something else. "
+                "Move it away, or name another place."
+            )
         try:
+            with _naming(path):
+                os.ftruncate(stream.fileno(), 0)
+                os.pwrite(stream.fileno(), str(os.getpid()).encode(), 0)
             yield
         finally:
-            lock.unlink(missing_ok=True)
+            if _is_at(stream, lock):
+                lock.unlink()
+
+
+LOCKED = re.compile(rb"[0-9]{0,20}")  # what a lock holds: its process's id, or nothing yet
+
+
+def _open_lock(path: pathlib.Path, lock: pathlib.Path) -> IO[bytes]:
+    """Open the lock of `path` without changing it; ValueError if it is no regular file."""
+    how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = os.fdopen(os.open(lock, how, 0o666), "rb", buffering=0)
+    except OSError as error:
+        link = "a link is there" if error.errno == errno.ELOOP else error.strerror
+        raise ValueError(
+            f"Cannot write {lock}, which marks {path} as being written: {link}. {_way_out(error)}"
+        ) from None
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise ValueError(
+            f"{lock} would mark {path} as being written, but it is no regular file. Move it away, "
+            "or name another place."
+        )
+    return stream
+
+
+def _is_at(stream: IO[bytes], path: pathlib.Path) -> bool:
+    """Whether an open file is the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
@@ -178,7 +119,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
       ValueError: there is a device, a pipe or a directory at `path`, or the disk is full.
     """
     check_regular(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with _naming(path):
             yield part
@@ -188,46 +129,94 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def replacing_within(directory: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Give a directory to write; its files go to `directory` unless there was an error.
+def replacing_within(
+    directory: str | os.PathLike, replaced: Collection[str] = ()
+) -> Iterator[pathlib.Path]:
+    """Give a directory to write; its files become those of `directory` unless there was an error.
 
-    Each file appears whole or not at all, and a new directory only when it is complete. Parents are
-    made, and files of the same names replaced. Leftovers of a killed process are removed.
+    `directory` appears when it is complete, and keeps nothing of what it held before. Parents are
+    made. Leftovers of a killed process are removed.
+
+    Args:
+      replaced: as in `check_replaced`.
 
     Raises:
-      ValueError: as `check_directory`; another process writes to it; or the disk is full.
+      ValueError: as `check_directory` and `check_replaced`; another process writes to it; or the
+        disk is full.
     """
     directory = check_directory(directory)
-    with only_writer(directory):
-        part = directory.with_name(f".{directory.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
+    with only_writer(directory), _naming(directory):
+        check_replaced(directory, replaced)
+        begin = f".{directory.name}.specjax-"
+        for left in directory.parent.glob(f"{glob.escape(begin)}*.part"):
+            shutil.rmtree(left, ignore_errors=True)
+        part = pathlib.Path(tempfile.mkdtemp(".part", begin, directory.parent))
         try:
-            with _naming(directory):
-                part.mkdir()
-                yield part
-                if directory.exists():
-                    for file in sorted(part.iterdir()):
-                        os.replace(file, directory / file.name)
-                else:
-                    os.replace(part, directory)
-        finally:
+            new = part / "new"  # with the usual permissions, which `part` lacks
+            new.mkdir()
+            yield new
+            check_replaced(directory, replaced)
+        except BaseException:
             shutil.rmtree(part, ignore_errors=True)
+            raise
+        _move(new, directory)
+        shutil.rmtree(part)
+
+
+def _move(new: pathlib.Path, directory: pathlib.Path) -> None:
+    """Replace all files of a directory, which may be a mount or somebody's working directory.
+
+    config.json leaves first and comes last, so that no mixture of two models is ever loaded.
+    """
+    if not directory.exists():
+        os.replace(new, directory)
+        return
+    (directory / CONFIG).unlink(missing_ok=True)
+    files = sorted(new.iterdir(), key=lambda file: file.name == CONFIG)
+    for old in directory.iterdir():
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        elif not (new / old.name).exists():
+            old.unlink()
+    for file in files:
+        os.replace(file, directory / file.name)
+
+
+CONFIG = "config.json"  # which every model has
+
+
+def check_replaced(directory: str | os.PathLike, replaced: Collection[str]) -> None:
+    """Raise ValueError if a directory holds anything but files and folders of these names.
+
+    Args:
+      replaced: patterns of names, as `fnmatch` takes them; those of folders end in a slash.
+    """
+    path = pathlib.Path(directory)
+    for entry in sorted(path.iterdir()) if path.is_dir() else ():
+        name = entry.name + "/" * entry.is_dir()
+        if not any(fnmatch.fnmatchcase(name, one) for one in replaced):
+            raise ValueError(
+                f"{path} holds {entry.name}, which would not be replaced but lost. Name another "
+                "directory, or move it away."
+            )
 
 
 def check_directory(directory: str | os.PathLike) -> pathlib.Path:
     """Check a directory to write, which need not exist, and return its absolute path.
 
     Raises:
-      ValueError: its name is empty or not UTF-8, it is a file or below one, or it cannot be written
-        to; or its parent cannot, where it is made.
+      ValueError: its name is empty or not UTF-8, it is a file or below one, a loop of links, or it
+        cannot be written to; or its parent cannot, where it is made.
     """
     try:
         str(directory).encode()
     except UnicodeEncodeError:
         raise ValueError(f"The name {str(directory)!r} is not UTF-8. Name another place.") from None
-    path = pathlib.Path(directory).resolve()
+    path = pathlib.Path(os.path.realpath(directory))
     if not str(directory) or not path.name:
         raise ValueError(f"{str(directory)!r} does not name a directory that can be made.")
+    if path.is_symlink():  # `realpath` has followed all that lead anywhere
+        raise ValueError(f"{path} is a loop of links. Name another place.")
     there = next(place for place in (path, *path.parents) if place.exists())
     if not there.is_dir():
         raise ValueError(f"{there} is a file, not a directory. Name another place.")
@@ -243,24 +232,45 @@ def remove(path: pathlib.Path) -> None:
     path.unlink(missing_ok=True)
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room: on the disk, of a quota, in a file
+
+
 @contextlib.contextmanager
 def _naming(path: pathlib.Path) -> Iterator[None]:
-    """Add the file's name to errors of writing; those of a full disk lack it."""
+    """Name the file in errors of a full disk, which lack it or have that of a temporary file."""
     try:
         yield
     except OSError as error:
-        if error.filename is not None:
+        if error.errno not in FULL and error.filename is not None:
             raise
         raise OSError(
-            f"Cannot write {path}: {error.strerror or error}. What was there before is kept. Make "
-            "room, and give the same command again."
+            f"Cannot write {path}: {error.strerror or error}. What was there before is kept. "
+            f"{_way_out(error)}"
         ) from error
+
+
+def _way_out(error: OSError) -> str:
+    if error.errno in (None, *FULL):  # numpy's errors have no number
+        return "Make room, and give the same command again."
+    return "Name another place."
+
+
+MAX_JSON = 1 << 26  # bytes of a JSON file; tokenizer.json has some 10 MB
+
+
+def read_limited(path: pathlib.Path, most: int = MAX_JSON) -> bytes:
+    """Read a file; ValueError that names it if it has more bytes than `most`, or has no end."""
+    with path.open("rb") as stream:
+        data = stream.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes, which is too much to read at once.")
+    return data
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """Read a JSON object from a file; ValueError that names the file if it is not one."""
     try:
-        value = json.loads(decode(path.read_bytes(), path))
+        value = json.loads(decode(read_limited(path), path))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(
             f"{path} is not valid JSON ({error}). Delete it, or copy it again."
@@ -331,7 +341,13 @@ def check_regular(path: pathlib.Path, named: str = "") -> None:
     Args:
       named: the user's name of it, for the error; default: the path.
     """
-    if path.exists() and not path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{named or path} is a loop of links. Name another file.") from None
+        return  # there is none, or whoever opens it gets the reason
+    if not stat.S_ISREG(mode):
         raise ValueError(
             f"{named or path} is a device, a pipe or a directory, and only regular files can be "
             "replaced or read again. Name another file."
@@ -387,7 +403,8 @@ class Rows:
                 file.write(line)
         except OSError as error:
             raise ValueError(
-                f"Cannot write to {self.path}: {error.strerror or error}. The rows before are kept."
+                f"Cannot write to {self.path}: {error.strerror or error}. The rows before are "
+                f"kept. {_way_out(error)}"
             ) from None
         self._size += len(line)
         self.done.append(row)

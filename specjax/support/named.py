@@ -4,12 +4,13 @@ make("policy", NAMES, "svip(threshold=0.3)"), or "my_module:my_policy(patience=2
 """
 
 import ast
+import difflib
 import importlib
 import inspect
 import pathlib
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -72,7 +73,7 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
     if not colon:
         raise ValueError(
             f"There is no {kind} {name!r}: it is one of {', '.join(names)}, or the import path "
-            "of your own as module:attribute."
+            f"of your own as module:attribute.{meant(name, names)}"
         )
     try:
         if module_name.startswith("."):
@@ -98,6 +99,12 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
             f"can be read. Name a function or class that makes a {kind}."
         ) from None
     return maker
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Ask for the name that is nearest to a misspelt one, as the end of a message; "" if none."""
+    near = difflib.get_close_matches(str(name), names, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def split(texts: str) -> list[str]:

@@ -155,7 +155,7 @@ class SharedRows:
         own = part(file, group.index)
         own.touch()  # from here on, the output is this run's
         self.own = files.Rows(own)
-        done = self._read()
+        done = rows_of(self.file)
         self.missing = [i for i in range(group.index, total, group.count) if i not in done]
 
     def append(self, number: int, row: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ class SharedRows:
         """
         alone = self.group.count == 1  # it holds the file already
         with contextlib.nullcontext() if alone else files.only_writer(self.file, wait=True):
-            found = self._read()
+            found = rows_of(self.file)
             missing = self.total - len(found)
             if not missing and parts(self.file):
                 files.write_rows(self.file, [found[number] for number in range(self.total)])
@@ -178,13 +178,24 @@ class SharedRows:
                     merged.unlink()
         return missing
 
-    def _read(self) -> dict[int, dict[str, Any]]:
-        """The rows of the output and of all parts, by number."""
-        found = dict(enumerate(files.read_rows(self.file)))
-        for some in parts(self.file):
-            with contextlib.suppress(FileNotFoundError):  # merged and dropped meanwhile
-                found |= {row.pop("row"): row for row in files.read_rows(some)}
-        return found
+
+def rows_of(file: pathlib.Path) -> dict[int, dict[str, Any]]:
+    """Read the rows of an output and of all its parts, by number.
+
+    Raises:
+      ValueError: a part holds a row without a number.
+    """
+    found = dict(enumerate(files.read_rows(file)))
+    for some in parts(file):
+        with contextlib.suppress(FileNotFoundError):  # merged and dropped meanwhile
+            for row in files.read_rows(some):
+                if type(number := row.pop("row", None)) is not int or number < 0:
+                    raise ValueError(
+                        f"{some} was edited: row={number!r} should be the number of a row. Delete "
+                        "the file: the same command makes its rows again."
+                    )
+                found[number] = row
+    return found
 
 
 @contextlib.contextmanager

@@ -57,12 +57,21 @@ def read_mark(mark: pathlib.Path) -> dict[str, Any]:
       ValueError: the mark is damaged.
     """
     try:
-        found = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else {}
-        if isinstance(found, dict):
-            return found
+        return files.read_json(mark) if mark.exists() else {}
     except ValueError:
-        pass
-    raise ValueError(
+        raise _damaged(mark) from None
+
+
+def commits(mark: pathlib.Path) -> list[str]:
+    """Read the commits that have written a mark's run; ValueError if the mark is damaged."""
+    found = read_mark(mark).get("commits", [])
+    if isinstance(found, list) and all(isinstance(commit, str) for commit in found):
+        return found
+    raise _damaged(mark)
+
+
+def _damaged(mark: pathlib.Path) -> ValueError:
+    return ValueError(
         f"{mark} is damaged, so it does not say which run the files beside it belong to. Name "
         "another place, or delete it together with them."
     )

@@ -906,13 +906,40 @@ def test_convert_keeps_half_precision_unless_told(tmp_path):
     assert_same_params(load(tmp_path / "same"), load(tmp_path / "wide"))
 
 
-def test_convert_of_t5x_and_into_its_own_directory(t5x_directory):
-    before = load(t5x_directory)
-    convert(t5x_directory, t5x_directory)
-    assert (t5x_directory / "model.safetensors").is_file()
-    after = load(t5x_directory)
-    assert after.config == before.config
-    assert_same_params(after, before)
+def test_convert_into_its_own_directory(t5x_directory, directory):
+    """Only if asked to, and what it would not write again is no model that it replaces."""
+    held = {path.name for path in t5x_directory.iterdir()}
+    for overwrite, said in ((True, "would not be replaced but lost"), (False, "but lost")):
+        with pytest.raises(ValueError, match=said):
+            convert(t5x_directory, t5x_directory, overwrite=overwrite)
+    assert {path.name for path in t5x_directory.iterdir()} == held
+    before = load(directory)
+    with pytest.raises(ValueError, match=r"holds config\.json already.* --overwrite"):
+        convert(directory, directory)
+    convert(directory, directory, overwrite=True)
+    assert {p.name for p in directory.iterdir()} >= {"config.json", "model.safetensors"}
+    assert not (directory / "pytorch_model.bin").exists()
+    assert_same_params(load(directory), before)
+
+
+def test_a_converted_model_keeps_nothing_of_the_one_before(t5x_directory, tmp_path):
+    """Neither its chat template nor its tokenizer, shards and index."""
+    place = tmp_path / "place"
+    convert(t5x_directory, place)
+    whole = {path.name for path in place.iterdir()}
+    older = ("chat_template.jinja", "tokenizer_config.json", "vocab.json", "flax_model.msgpack",
+             "model.safetensors.index.json", "model-00001-of-00002.safetensors")  # fmt: skip
+    for name in older:
+        (place / name).write_text("{}")
+    (place / "additional_chat_templates").mkdir()
+    convert(t5x_directory, place, overwrite=True)
+    assert {path.name for path in place.iterdir()} == whole
+    (place / "thesis.tex").touch()
+    for write in (lambda: convert(t5x_directory, place, overwrite=True),
+                  lambda: save(place, load(t5x_directory))):  # fmt: skip
+        with pytest.raises(ValueError, match=r"holds thesis\.tex, which would not be replaced"):
+            write()
+    assert load(place).config == load(t5x_directory).config
 
 
 def test_nothing_is_left_of_a_conversion_that_fails(directory):

@@ -1,6 +1,7 @@
 """Readers of files: whatever is wrong with one, the error names it."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from specjax.cli import inputs
 from specjax.drafters import ngram
 from specjax.policies import acceptance_head as head
 from specjax.replay import rollouts
+from specjax.settings import Settings
 from specjax.support import files
 
 MARK = b"\xef\xbb\xbf"  # of UTF-8, at the beginning of a file
@@ -161,6 +163,53 @@ def test_only_one_writer(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    place = tmp_path / "out.jsonl"
+    with (
+        pytest.raises(OSError, match=f"Cannot write {place}: .*Make room"),
+        files.only_writer(place),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def no_lock(lock, place):
+    """Make what no lock is; return a file that must keep its text, None where there is none."""
+    if place == "file":
+        lock.write_text("PRECIOUS")
+        return lock
+    if place == "link":
+        lock.symlink_to("thesis.txt")
+        return lock.with_name("thesis.txt")
+    {"pipe": os.mkfifo, "folder": os.mkdir, "loop": lambda at: os.symlink(at, at)}[place](lock)
+    return None
+
+
+@pytest.mark.parametrize("place", ["file", "link", "pipe", "folder", "loop"])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_lock_touches_nothing_that_it_did_not_make(place, within, tmp_path):
+    (tmp_path / "thesis.txt").write_text("PRECIOUS")
+    lock = tmp_path / (".lock" if within else ".out.lock")
+    kept = no_lock(lock, place)
+    held = tmp_path if within else tmp_path / "out"
+    with (
+        pytest.raises(ValueError, match=rf"{lock}.*(Move it away, or n|N)ame another place"),
+        files.only_writer(held, within=within),
+    ):
+        pass
+    assert os.path.lexists(lock)
+    assert kept is None or kept.read_text() == "PRECIOUS"
+
+
+def test_a_lock_whose_name_is_too_long_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"too long\. Name another"), files.only_writer("x" * 250):
+        pass
+
+
 def test_a_dead_writer_holds_nothing(tmp_path):
     place = tmp_path / "out.jsonl"
     code = "import os; from specjax.support import files; held = files.only_writer({!r}); "
@@ -221,3 +270,22 @@ def test_lines_that_are_no_rows_are_named(line, tmp_path):
         with pytest.raises(ValueError, match=r"results\.jsonl holds lines that are not JSON obj"):
             read(file)
     assert file.read_text() == f'{{"a": 1}}\n{line}\n'
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "sparse.json"])
+def test_files_without_an_end_are_refused_at_once(name, tmp_path):
+    file = tmp_path / name
+    if name == "sparse.json":
+        with file.open("wb") as stream:
+            stream.truncate(5 << 30)
+    for read in (files.read_json, Settings.load, read_json):
+        with pytest.raises(ValueError, match=rf"{file} has more than 67,108,864 bytes"):
+            read(file)
+
+
+def test_loops_of_links_are_named(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for check in (files.check_regular, files.check_directory):
+        with pytest.raises(ValueError, match=f"{loop} is a loop of links. Name another"):
+            check(loop)

@@ -22,7 +22,7 @@ import checkpoint_formats as formats
 import t5_variants
 from specjax.checkpoints import convert, msgpack_files, pickles, t5x_files, torch_files, weights
 from specjax.drafters import ngram
-from specjax.support import files
+from specjax.support import files, npz
 
 PAIRS = b"(" + b"".join(b"(" + formats.text(f"{i}") + b"Nl" for i in range(100)) + b"l"
 FILLS = b"ccollections\nOrderedDict\nq\0" + PAIRS + b"\x85q\1" + b"h\0h\1R0" * 200
@@ -66,7 +66,7 @@ def test_archives(tmp_path, monkeypatch):
     file.write_bytes(file.read_bytes().replace("é".encode(), b"\xff\xff"))
     with pytest.raises(ValueError, match=r"pytorch_model\.bin is cut short or damaged \('utf-8'"):
         torch_files.find(file)
-    monkeypatch.setattr(files, "MAX_LIST", 2_000)
+    monkeypatch.setattr(npz, "MAX_LIST", 2_000)
     formats.zipped(file, formats.pickled({}), {f"{i}": b"" for i in range(50)})
     with pytest.raises(ValueError, match=r"pytorch_model\.bin is .* \(a list of files of"):
         torch_files.find(file)
@@ -231,7 +231,7 @@ def test_convert_looks_at_its_output_first(name, message, tmp_path, monkeypatch)
     with pytest.raises(ValueError, match=message):
         convert(tmp_path / "none", name)
     with pytest.raises(FileNotFoundError, match="none"):
-        convert(tmp_path / "none", ".")
+        convert(tmp_path / "none", "new")
 
 
 def test_a_parent_that_cannot_be_written(tmp_path, monkeypatch):
@@ -249,19 +249,21 @@ def test_parts_of_a_killed_process_are_removed(tmp_path, monkeypatch):
     )
     subprocess.run([sys.executable, "-c", code], check=False)
     assert any(path.name.endswith(".part") for path in tmp_path.iterdir())
+    (tmp_path / ".out.part").mkdir()  # anybody's
     with files.replacing_within("out") as part:
         assert list(part.iterdir()) == []
         (part / "config.json").write_text("{}")
         with pytest.raises(ValueError, match="is being written"), files.replacing_within("out"):
             pass
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == [
-        "out",
-        "out/config.json",
-    ]
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {
+        ".out.part", "out", "out/config.json",
+    }  # fmt: skip
     monkeypatch.chdir(tmp_path / "out")
-    with files.replacing_within(".") as part:
+    with pytest.raises(ValueError, match=r"out holds config\.json"), files.replacing_within("."):
+        pass
+    with files.replacing_within(".", ["*.json"]) as part:
         (part / "weights").touch()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "weights"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"weights"}
 
 
 def test_a_full_disk_is_named(tmp_path):

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import ml_collections
@@ -25,8 +26,9 @@ from experiments.card import __main__ as card
 from experiments.reproduce import pages, study
 from pairs import TEXTS
 from specjax import decoding, policies, rules, tasks
-from specjax.cli import defaults
+from specjax.cli import defaults, outputs
 from specjax.cli import pairs as pairs_of_config
+from specjax.settings import Settings
 from specjax.support import files, runs
 from specjax.tasks import python_source, trees
 from specjax.tasks.examples import Example
@@ -486,6 +488,87 @@ def test_the_input_is_never_written_to(decode, command, pair, inputs, tmp_path):
     assert rows_file.read_bytes() == before
 
 
+def test_files_that_are_read_are_never_written_to(decode, pair, tmp_path):
+    """The settings, and files of target and draft, also those that a model might have."""
+    settings = tmp_path / "settings.json"
+    Settings(4).save(settings)
+    model = Path(pair.target.name)
+    before = {path: path.read_bytes() for path in (settings, *model.iterdir())}
+    place = tmp_path / "link"
+    place.symlink_to(model)
+    nested = f"--config.draft=frequent(draft='{pair.draft.name}')"
+    log = "--config.rounds_file="
+    for flags, words in (
+        ([f"--settings={settings}", f"--output={settings}"], ["--output", "--settings"]),
+        ([f"--settings={settings}", f"{log}{settings}"], ["--config.rounds_file", "--settings"]),
+        ([f"--output={model / 'config.json'}"], ["--output", "--config.target"]),
+        ([f"--output={place / 'chat_template.jinja'}"], ["--output", "--config.target"]),
+        ([f"{log}{model / 'model.safetensors'}"], ["--config.rounds_file", "--config.target"]),
+        ([nested, f"--output={pair.draft.name}/config.json"], ["--output", "--config.draft"]),
+    ):
+        refused(decode(*flags, "--overwrite"), "would write to", *words)
+    assert {path: path.read_bytes() for path in (settings, *model.iterdir())} == before
+
+
+def test_an_edited_output_is_refused(decode, tmp_path):
+    """Rows that are deleted, swapped, doubled or emptied are seen by what they hold, also in parts
+    of several processes; in the marks beside them, what no mark has."""
+    out, part = tmp_path / "out.jsonl", tmp_path / ".out.jsonl.part-0.jsonl"
+    for form in ([], ["--format=vllm"]):
+        again = functools.partial(decode, f"--output={out}", *form)
+        assert again("--overwrite").status == 0
+        lines = out.read_text().splitlines(keepends=True)
+        for row, edited in (
+            (1, lines[1:]),
+            (3, [*lines[:2], *lines[3:]]),
+            (2, [lines[0], lines[2], lines[1], *lines[3:]]),
+            (5, [*lines[:4], lines[3], *lines[4:]]),
+            (9, [*lines, lines[-1]]),
+            (4, [*lines[:3], "{}\n", *lines[4:]]),
+        ):
+            out.write_text("".join(edited))
+            outcome = again()
+            refused(outcome, f"--output={out} was edited: row {row} has", "Delete it and the rows")
+            assert outcome.progress == []
+            assert out.read_text() == "".join(edited)
+        out.write_text("".join(lines))
+    out.unlink()
+    for row, words in (("{}", "row=None should"), ('{"row": 2}', "row 3 has")):
+        part.write_text(row + "\n")
+        refused(again(), "was edited", words)
+    part.unlink()
+    mark = tmp_path / ".out.jsonl.run.json"
+    whole = json.loads(mark.read_text())
+    out.write_text(lines[0])
+    for damaged in (*(json.dumps(whole | {"commits": x}) for x in (5, None, [{}])), "[" * 50_000):
+        mark.write_text(damaged)
+        refused(again(), f"{mark} is damaged")
+
+
+def test_edited_rounds_are_refused(tmp_path):
+    """Two draws of each input, of which one has no rounds."""
+    file = tmp_path / "rounds.jsonl"
+    config = types.SimpleNamespace(rounds_file=str(file), samples=2)
+    args = types.SimpleNamespace(overwrite=False)
+    whole = [
+        {"input": index, "sample": sample, "round": number}
+        for index, sample, count in ((0, 0, 2), (0, 1, 1), (1, 1, 2))
+        for number in range(count)
+    ]
+    files.write_rows(file, whole)
+    assert outputs.open_log(config, args, 3).done == whole[:3]
+    for number, edited in (
+        (1, whole[1:]),
+        (3, [*whole[:2], whole[1]]),
+        (3, [whole[0], whole[2], whole[1]]),
+        (4, [*whole[:3], whole[4]]),
+        (2, [whole[0], {}]),
+    ):
+        files.write_rows(file, edited)
+        with pytest.raises(ValueError, match=rf"was edited: line {number} has .* do not follow"):
+            outputs.open_log(config, args, 3)
+
+
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
@@ -495,7 +578,7 @@ def test_the_input_is_never_written_to(decode, command, pair, inputs, tmp_path):
         ("--config.target=", ["No target", "--config.target=DIR"]),
         ("--config.target=no/such/place", ["No such directory: no/such/place"]),
         ("--config.draft=/no/such", ["No such directory: /no/such"]),
-        ("--config.gamma=0", ["gamma=0 must be a whole number ≥ 1"]),
+        ("--config.gamma=0", ["gamma=0 must be a whole number"]),
         ("--config.temperature=-1.0", ["temperature=-1.0 must be a number ≥ 0"]),
         ("--config.temperature=nan", ["temperature=nan"]),
         ("--config.top_p=0.0", ["top_p=0.0 must be a number in (0, 1]"]),
@@ -504,7 +587,14 @@ def test_the_input_is_never_written_to(decode, command, pair, inputs, tmp_path):
         ("--config.samples=0", ["samples=0"]),
         ("--config.batch_size=0", ["batch_size=0"]),
         ("--config.gama=3", ['Did you mean "gamma"', "--config"]),
-        ("--config.policy=svipp", ["There is no policy 'svipp'", "svip"]),
+        ("--config.policy=svipp", ["There is no policy 'svipp'", "Did you mean 'svip'?"]),
+        ("--config.rule=blok", ["There is no rule 'blok'", "Did you mean 'block'?"]),
+        ("--config.max_source_len=-1", ["max_source_len=-1"]),
+        (f"--config.draft={ROOT}/families/prose/draft", ["do not fit: input"]),
+        ("--target=DIR", ["no flag --target", "--config.target"]),
+        ("--output=new/", ["--output=new/ names no file"]),
+        ("--output=", ["--output= names no file", "- for standard output"]),
+        ("--processes=-1", ["--processes=-1"]),
         ("--config.policy=svip(threshold=)", ["cannot be read", "name(setting=value"]),
         ("--config.rule=lenient", ["missing a required argument: 'lenience'"]),
         ("--input=nowhere.txt", ["--input=nowhere.txt: no such file"]),
@@ -512,7 +602,10 @@ def test_the_input_is_never_written_to(decode, command, pair, inputs, tmp_path):
     ],
 )
 def test_errors_in_one_line(decode, flag, words):
-    refused(decode(flag), *words)
+    """Before anything is loaded."""
+    outcome = decode(flag)
+    refused(outcome, *words)
+    assert "loading the target" not in "".join(outcome.progress)
 
 
 def test_errors_of_places(decode, tmp_path, inputs):

@@ -247,12 +247,14 @@ def test_a_plan_of_training(run, tmp_path):
 
 
 def test_units():
-    amount = importlib.import_module("experiments.plan.__main__").amount
-
+    plan = importlib.import_module("experiments.plan.__main__")
+    amount = plan.amount
     assert amount("memory", "80GiB") == 80 * 2**30
     assert amount("bandwidth", "3.35TB/s") == 3.35e12
     assert amount("interconnect", "1000000") == 1e6
     assert amount("memory", "") is None
+    with pytest.raises(ValueError, match=r"99999 devices: 4096 at most"):
+        plan.use_virtual_devices(10**20 - 1)
 
 
 @pytest.mark.parametrize(

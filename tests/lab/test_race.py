@@ -210,7 +210,9 @@ def test_an_animation(sides, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["--inputs=0"], "--inputs=0 must be ≥ 1"),
-        (["--slow=0"], "--slow=0 above 0"),
+        (["--slow=0"], "--slow=0 a number above 0"),
+        (["--slow=nan"], "--slow=nan a number above 0"),
+        (["--slow=inf"], "--slow=inf a number above 0"),
         (["--save=race.mp4"], "--save=race.mp4 must end in .gif"),
     ],
 )

@@ -27,3 +27,7 @@ def test_another_checkout_is_asked_for(monkeypatch, capsys, tmp_path):
     found = command_line.run(monkeypatch, capsys, "experiments.versions", f"--other={tmp_path}")
     assert found.status == 1
     assert "holds no specjax/: give the root of a checkout" in found.stderr
+    for flag in ("--turns=0", "--turns=-1", "--inputs=0", "--new_tokens=0", "--repeats=0"):
+        found = command_line.run(monkeypatch, capsys, "experiments.versions", "--other=.", flag)
+        assert found.status == 1
+        assert f"flag {flag}: " in found.stderr

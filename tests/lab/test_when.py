@@ -67,6 +67,10 @@ def traces(tmp_path):
 
 def test_when(command, traces, tmp_path):
     run, work = command
+    nothing = run(f"--traces={tmp_path}")
+    assert nothing.status == 1
+    assert "has no traces" in nothing.stderr
+    assert not (work / "results.jsonl").exists()  # nothing was simulated
     outcome = run()
     assert outcome.status == 0, outcome.stderr
     rows = files.Rows(work / "results.jsonl").done
@@ -98,9 +102,6 @@ def test_when(command, traces, tmp_path):
     assert points.off(trace) < 0.2
     assert {"narrow", "simulated_narrow", "calibrated", "knowing"} <= set(trace)
     assert "| A | prose, draft, T=1 |" in (work / "report.md").read_text()
-    nothing = run(f"--traces={tmp_path}")
-    assert nothing.status == 1
-    assert "has no traces" in nothing.stderr
 
 
 def test_judged_by_hand():
