@@ -1,6 +1,7 @@
 """`generate` and `stream`: texts in, texts out. Nothing here reads a clock; `tune` does."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from jax import Array
 from jaxtyping import Key
@@ -16,6 +17,7 @@ from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
 from specjax.sampling import Filter, Sampling, as_sampling, key_for
 from specjax.settings import Settings
+from specjax.support.ranges import truth
 from specjax.trees import Shape
 from specjax.types import Text
 
@@ -89,8 +91,9 @@ def generate(
       tree: the shape of drafts, `specjax.trees.fixed(3, 2, 1)` or
         `specjax.trees.best_first(width=4, depth=4, nodes=16)`, or its name (`specjax.trees.parse`);
         default `specjax.trees.chain()`.
-      settings: a result of `specjax.tune`, instead of gamma, rule, policy, widths and tree.
-        With γ = 0 the draft is not used.
+      settings: a result of `specjax.tune`, instead of gamma, rule, policy, widths, budget, sizes
+        and tree. With γ = 0 the draft is not used. A warning names what differs from the models,
+        sampling, batch size and limits that they were tuned for.
       rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
         confidence and entropy at each drafted token. The tokens are the same. For chains.
       carry: start each batch from what the policy, or a switch among drafters, learned in the last
@@ -234,26 +237,22 @@ def _decode(
       eager, every: see `decoding.as_they_end`; for the others see `generate`.
     """
     decoding.check_texts(texts)
-    if settings is None:
-        decoding.check_depth(gamma, tree)
-        method = decoding.build(
-            target,
-            draft,
-            gamma=gamma,
-            sampling=sampling,
-            rule=rule,
-            policy=policy,
-            widths=widths,
-            budget=budget,
-            sizes=sizes,
-            tree=tree,
-            check_tokens=check_tokens,
-        )
-    else:
-        _check_alone(gamma, rule, policy, widths, budget, tree)
-        method = decoding.tuned(
-            target, draft, settings, sampling=sampling, check_tokens=check_tokens
-        )
+    for name, value in (("rounds", rounds), ("carry", carry), ("check_tokens", check_tokens)):
+        truth(name, value)
+    method = _method(
+        target,
+        draft,
+        settings,
+        sampling=sampling,
+        check_tokens=check_tokens,
+        gamma=gamma,
+        rule=rule,
+        policy=policy,
+        widths=widths,
+        budget=budget,
+        sizes=sizes,
+        tree=tree,
+    )
     if carry:
         decoding.check_carry(method)
     events = decoding.as_they_end(
@@ -271,26 +270,37 @@ def _decode(
         eager=eager,
         every=every,
     )
+    if settings is not None:
+        rows = min(batch_size, len(texts) * samples)
+        used = decoding.conditions(method, target, draft, rows, max_new_tokens)
+        settings.warn_of_other_use(used)
     return events, method
 
 
-def _check_alone(
-    gamma: int | None,
-    rule: AcceptanceRule | str | None,
-    policy: Policy | str | None,
-    widths: Sequence[int],
-    budget: Budget | str | None,
-    tree: Shape | str | None,
-) -> None:
-    """Raise ValueError if one of these is given beside the settings that hold it."""
-    given = {"gamma": gamma, "rule": rule, "policy": policy, "budget": budget, "tree": tree}
-    beside = [name for name, value in given.items() if value is not None]
-    beside += ["widths"] if len(widths) else []
-    if beside:
-        raise ValueError(
-            f"settings and {beside[0]} are both given: settings already have it. Leave one "
-            "out, or change the settings with dataclasses.replace."
-        )
+def _method(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str | None,
+    settings: Settings | None,
+    *,
+    sampling: Sampling,
+    check_tokens: bool,
+    **how: Any,
+) -> Method:
+    """Build the loop by settings, or by the arguments of `decoding.build` that these replace.
+
+    Raises:
+      ValueError: settings and one of these arguments are both given.
+    """
+    if settings is None:
+        decoding.check_depth(how["gamma"], how["tree"])
+        return decoding.build(target, draft, sampling=sampling, check_tokens=check_tokens, **how)
+    for name, value in how.items():
+        if value is not None and not (isinstance(value, tuple | list) and not value):
+            raise ValueError(
+                f"settings and {name} are both given: settings say how to draft. Leave one out, "
+                "or change the settings with dataclasses.replace."
+            )
+    return decoding.tuned(target, draft, settings, sampling=sampling, check_tokens=check_tokens)
 
 
 def _sampling(

@@ -4,10 +4,13 @@ import dataclasses
 import math
 import os
 import pathlib
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
-from specjax.policies.costs import Costs
-from specjax.support import files
+from specjax.policies.costs import Costs, checked
+from specjax.support import files, runs
+from specjax.support.ranges import shown, whole
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,6 +37,27 @@ class Settings:
     """Verify passes of fewer positions, as in `generate`."""
     words: str = ""
     """The findings of `tune` in words, with the reasons for these settings."""
+    tuned_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Models, dtype, device, sampling, batch size and limit that `tune` measured with, as
+    `decoding.conditions` describes them; empty: not known."""
+
+    def __post_init__(self):
+        """Check types and ranges; ValueError that names the field."""
+        widths = self.widths
+        if not isinstance(widths, tuple | list):
+            raise ValueError(f"widths={shown(widths)} must be a list of whole numbers.")
+        given = {
+            "gamma": whole("gamma", self.gamma, "[0, ∞)", "0 is plain decoding"),
+            "widths": tuple(whole("widths", width, "[1, ∞)") for width in widths),
+            "costs": checked(self.costs),
+        }
+        for name in ("policy", "tree", "rule", "words"):
+            if not isinstance(value := getattr(self, name), str):
+                raise ValueError(f"{name}={shown(value)} must be a text.")
+        if not isinstance(self.tuned_for, Mapping):
+            raise ValueError(f"tuned_for={shown(self.tuned_for)} must be values by name.")
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         """Whether all fields and all costs are equal; unknown times are equal."""
@@ -45,7 +69,8 @@ class Settings:
         kept = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("costs", "words") and getattr(self, field.name) != field.default
+            if field.name not in ("costs", "words", "tuned_for")
+            and getattr(self, field.name) != field.default
         }
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in kept.items())})"
 
@@ -58,28 +83,41 @@ class Settings:
 
     def as_row(self) -> dict[str, Any]:
         """The fields as JSON has them; an unknown time is None."""
-        return vars(self) | {"costs": _as_json(self.costs)}
+        row = vars(self) | {"costs": None if self.costs is None else _as_json(self.costs)}
+        if not self.tuned_for:  # as in a file without this field, whose run is still continued
+            del row["tuned_for"]
+        return row
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Settings":
         """Read settings that `save` wrote; ValueError if the file holds anything else."""
+        files.check_regular(pathlib.Path(path))
         row = files.read_json(pathlib.Path(path))
         known = {field.name for field in dataclasses.fields(cls)}
         if "gamma" not in row or not set(row) <= known:
             raise ValueError(f"{os.fspath(path)} holds no settings: `Settings.save` writes them.")
-        if (costs := row.get("costs")) is not None:
-            row["costs"] = Costs.measured(**_known(costs))
-        return cls(**row | {"widths": tuple(row.get("widths", ()))})
+        try:
+            costs = row.get("costs")
+            return cls(**row | {"costs": None if costs is None else Costs.from_row(costs)})
+        except ValueError as error:
+            raise ValueError(
+                f"{os.fspath(path)} holds no settings: {error} `Settings.save` writes them."
+            ) from None
+
+    def warn_of_other_use(self, conditions: Mapping[str, Any]) -> None:
+        """Warn of each condition that is not the one that these settings were tuned for."""
+        common = {name: conditions[name] for name in self.tuned_for if name in conditions}
+        known = {name: self.tuned_for[name] for name in common}
+        if changes := runs.differences(known, common):
+            warnings.warn(
+                f"These settings were tuned for something else: {'; '.join(changes)}. They may be "
+                "slow here: tune again.",
+                stacklevel=4,
+            )
 
 
-def _as_json(costs: Costs | None) -> dict[str, Any] | None:
-    if costs is None:
-        return None
+def _as_json(costs: Costs) -> dict[str, Any]:
     return {
         name: None if isinstance(value, float) and math.isnan(value) else value
         for name, value in costs.as_row().items()
     }
-
-
-def _known(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: math.nan if value is None else value for name, value in row.items()}

@@ -142,12 +142,13 @@ def cost(
 
 
 def tried_costs(on: Study, cell: dict[str, Any]) -> tuple[dict[str, Costs], str]:
-    """The first costs of `cost_tries` that fit well enough, or the last; and their `flaw`."""
+    """The first costs of `cost_tries` that fit well enough, or the last; and what is wrong with
+    them (`doubts.poor_fit`)."""
     config, deciding = on.config, deciding_policies(on, cell["draft"])
     of = f"{cell['draft']} at T={cell['temperature']:g}"
     for _ in range(config.cost_tries):
         found = cost(on, cell, deciding)
-        if not (wrong := flaw(of, found[fitting.POLICIES], config.cost_error)):
+        if not (wrong := doubts.poor_fit(of, found[fitting.POLICIES], config.cost_error)):
             break
         command_line.say(f"{wrong} {doubts.busy([doubts.load_average()])}".rstrip())
     return found, wrong
@@ -169,7 +170,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     if wrong:
         raise ValueError(
             f"{wrong} Policies would decide by noise, so nothing is raced. Run again on a machine "
-            "that does nothing else, with more repeats or timed_inputs."
+            "that does nothing else, with more repeats or timed_inputs, or raise cost_error."
         )
     recorded = record(on, draft, temperature)
     made = build(on, draft, temperature, before)
@@ -368,24 +369,6 @@ def losses(
             ],
         }
     return found
-
-
-def flaw(of: str, table: Costs, limit: float) -> str:
-    """What is wrong with costs that explain the calls badly that they were fitted to; or "".
-
-    Args:
-      of: what they are costs of.
-      limit: for the error of a typical call; a longer draft may seem cheaper by twice as much,
-        the worst of many differences.
-    """
-    error, drop = float(table.error), float(table.drop)
-    if error <= limit and drop <= 2 * limit:
-        return ""
-    return (
-        f"The costs of {of} fit poorly: a typical call is off by {error:.0%} (the worst by "
-        f"{float(table.largest_error):.0%}), and a longer draft was timed as cheaper by up to "
-        f"{drop:.0%}, where cost_error={limit:g} allows {limit:.0%} and {2 * limit:.0%}."
-    )
 
 
 def interval(

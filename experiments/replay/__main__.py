@@ -40,7 +40,7 @@ from absl import flags
 from rich.console import Console
 
 from experiments.replay.evaluation import evaluate
-from specjax.measure import formats, provenance, report
+from specjax.measure import doubts, formats, provenance, report
 from specjax.policies import Costs
 from specjax.policies.loading import parse_with_costs
 from specjax.replay import counts, rollouts
@@ -68,6 +68,10 @@ def main(_) -> None:
     if args.c is not None:
         known = given(args, found.gamma_max)
     table = known[fitting.POLICIES]
+    if wrong := doubts.poor_fit("this trace", table):
+        remark = (
+            f"{remark} {wrong} Speedups by them are noise: record it again, or give --c.".strip()
+        )
     chosen = {text: parse_with_costs(text, table) for text in named.split(args.policies)}
     key, draws = jax.random.key(args.seed), args.draws
     if row["temperature"] == 0 and not counted:

@@ -15,6 +15,9 @@ from specjax.support.ranges import listed, number, whole
 class PassTimes:
     """Times at one batch size, all in one unit; float32.
 
+    Positions beyond the last size cost the slope of the last step of `smooth` each, or the mean
+    time of a position where that is not positive.
+
     For example, in seconds, of eight rows:
 
         PassTimes([8, 16, 40], [0.011, 0.013, 0.024], draft=0.002)
@@ -84,13 +87,22 @@ class PassTimes:
         """
         at = self.positions.astype(jnp.float32)
         passes = jnp.interp(positions.astype(jnp.float32), at, self.smooth)
-        return self._round(passes, depth)
+        return self._round(passes + self._beyond(positions), depth)
 
     def exact(self, positions: Int[Array, "..."], depth: int | Array) -> Float[Array, "..."]:
         """Time of a round whose call has the smallest size that holds these positions."""
         at = jnp.searchsorted(self.positions, positions)
         passes = self.passes[jnp.minimum(at, len(self.passes) - 1)]
-        return self._round(passes, depth)
+        return self._round(passes + self._beyond(positions), depth)
+
+    def _beyond(self, positions: Int[Array, "..."]) -> Float[Array, "..."]:
+        """Time of positions beyond the last size."""
+        at = self.positions.astype(jnp.float32)
+        each = self.smooth[-1] / at[-1]
+        if len(self.smooth) > 1:
+            slope = (self.smooth[-1] - self.smooth[-2]) / (at[-1] - at[-2])
+            each = jnp.where(slope > 0, slope, each)
+        return each * jnp.maximum(positions.astype(jnp.float32) - at[-1], 0.0)
 
     def _round(self, passes: Float[Array, "..."], depth: int | Array) -> Float[Array, "..."]:
         drafting = jnp.asarray(depth, jnp.float32) * self.draft

@@ -267,6 +267,10 @@ def build(
       ValueError: a batch does not fit, or several processes would decode otherwise than one.
     """
     method = pairs.method_of(config, target, draft, tuned)
+    if tuned is not None:
+        rows = min(config.batch_size, len(texts) * config.samples)
+        used = decoding.conditions(method, target, draft, rows, config.max_new_tokens)
+        tuned.warn_of_other_use(used)
     pairs.check_memory(config, texts, target, method)
     measures = tuned is None and pairs.lacks_costs(config)
     if measures and group.count > 1:

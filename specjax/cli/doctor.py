@@ -22,6 +22,7 @@ from specjax import doctor
 from specjax.cli import defaults
 from specjax.cli.inputs import HELP, read_texts
 from specjax.cli.pairs import check
+from specjax.measure import doubts
 from specjax.support import command_line
 
 MAX_INPUTS = 8  # of a file, the first ones
@@ -54,6 +55,8 @@ def main(_) -> None:
         sampling=defaults.sampling(config),
         key=config.seed,
     )
+    if busy := doubts.busy_before(doubts.load_average()):
+        command_line.say(busy)
     command_line.say_loading(config.target, config.draft)
     command_line.say("compiling what each check runs")
     console, begin, verdicts = Console(highlight=False), time.monotonic(), []

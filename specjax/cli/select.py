@@ -9,12 +9,16 @@ Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input
 {"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template, or a
 question of Spec-Bench, whose first turn is taken. A config with a task needs no input.
 
+--settings names a JSON file for `specjax decode --settings=FILE`, with the recommended draft as its
+--config.draft and one row at a time, as it was timed.
+
 With --workdir each candidate's row is kept in results.jsonl there. The same command, with the same
 inputs and models, continues a run that was cut off.
 """
 
 import dataclasses
 import functools
+import pathlib
 import sys
 
 from absl import flags
@@ -22,9 +26,9 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from specjax import checkpoints, drafters
-from specjax.cli import defaults
+from specjax.cli import defaults, outputs
 from specjax.cli.inputs import HELP, load_examples, read_texts
-from specjax.measure import report
+from specjax.measure import doubts, report
 from specjax.measure.provenance import Results, dtype_of
 from specjax.models import sharding
 from specjax.models.memory import gigabytes, memory_free
@@ -39,6 +43,7 @@ from specjax.tuning.selection import Trial
 def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     defaults.precision(config)
+    defaults.sampling(config)
     if config.mesh:
         sharding.mesh_of(config.mesh)
     if not config.target:
@@ -51,8 +56,15 @@ def main(_) -> None:
     results = None
     if args.workdir:
         results = open_results(args.workdir, config, drafts, texts, source=args.input or "-")
+    if args.settings:
+        outputs.check_place(pathlib.Path(args.settings), "settings", args.input or "-")
+    if busy := doubts.busy_before(doubts.load_average()):
+        command_line.say(busy)
     candidates = measure(config, drafts, texts, results)
-    show(candidates, config)
+    found = recommend(candidates)
+    show(candidates, config, found.words)
+    if args.settings:
+        found.settings.save(args.settings)
 
 
 def inputs(path: str | None, config) -> list[str]:
@@ -109,6 +121,7 @@ def measure(
             repeats=config.repeats,
             check_tokens=config.get("check_tokens", True),
             dtype=precision["dtype"],
+            say=lambda what: bar.write(what, file=sys.stderr),
         )
 
     run = runs.fingerprint(runs.settings(config), drafts, texts)
@@ -122,7 +135,7 @@ def measure(
         bar.set_description(short(one[0]))
         measured = trial()
         shape = "trees" if one[1] else "chains"
-        doing = f"measuring {short(one[0])} with {shape}: compiling its loops, then α and times"
+        doing = f"measuring {short(one[0])} with {shape}"
         bar.write(doing, file=sys.stderr)
         done[one] = measured.measure(*one)
         if results and not done[one].problem:
@@ -133,7 +146,7 @@ def measure(
     return [done[one] for one in wanted]
 
 
-def show(candidates: list[Candidate], config) -> None:
+def show(candidates: list[Candidate], config, words: str) -> None:
     """Print the table, and the recommendation in words."""
     # A pipe has no width of its own, and 80 columns would cut the table.
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
@@ -153,7 +166,7 @@ def show(candidates: list[Candidate], config) -> None:
     for candidate in candidates:
         for remark in candidate.remarks:
             console.print(f"{short(candidate.name)}: {remark}.", soft_wrap=True)
-    console.print(recommend(candidates).words, soft_wrap=True)
+    console.print(words, soft_wrap=True)
 
 
 def _number(field: str, form: str = ".2f"):
@@ -186,6 +199,7 @@ def run() -> None:
     """Run the command with the flags of this process."""
     config_flags.DEFINE_config_file("config", None, "What to choose from; none: the defaults.")
     flags.DEFINE_string("input", None, HELP)
+    flags.DEFINE_string("settings", "", "A JSON file for `specjax decode`, to write; empty: none.")
     flags.DEFINE_string("workdir", None, "A directory that keeps the rows of an unfinished run.")
     flags.mark_flags_as_required(["config"])
     command_line.run(

@@ -5,8 +5,8 @@
 
 Times drafts of a few lengths on some of the inputs, compares drafts of one length, the policy and
 plain decoding, and prints the fastest way and the reasons. The fields of the config are those that
-you will decode with. It takes a few seconds, and the compilation of several loops; docs/costs.md
-describes what is measured.
+you will decode with. Most of its time compiles two loops, or up to five with a trial: minutes each
+for a large model. docs/costs.md describes what is measured.
 
 Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input": "…"}, or
 {"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template, or a
@@ -14,7 +14,8 @@ question of Spec-Bench, whose first turn is taken.
 
 With 128 inputs or more the candidates are compared in a trial, else by the measured costs alone.
 --settings names a JSON file, which `specjax decode`, `specjax.Settings.load` and `specjax.generate`
-take; settings hold for this machine, this pair, this batch size and such inputs.
+take; settings hold for this machine, this pair, this batch size and such inputs, and a warning
+says where they are used for something else.
 """
 
 import pathlib
@@ -25,6 +26,7 @@ from ml_collections import config_flags
 from specjax.checkpoints import Checkpoint
 from specjax.cli import defaults, inputs, outputs, pairs
 from specjax.drafters.base import Drafter
+from specjax.measure import doubts
 from specjax.settings import Settings
 from specjax.support import command_line
 from specjax.tuning.tune import tune
@@ -42,6 +44,8 @@ def main(_) -> None:
     if config.mesh:
         pairs.check_plan(config, texts)
     pairs.check_fit(config)
+    if busy := doubts.busy_before(doubts.load_average()):
+        command_line.say(busy)
     command_line.say_loading(config.target, config.draft)
     target, draft = pairs.load_pair(config)
     command_line.say("compiling loops with drafts of a few lengths, which are then timed")
@@ -70,6 +74,7 @@ def measure(
         batch_size=config.batch_size,
         max_source_len=config.max_source_len or None,
         check_tokens=config.check_tokens,
+        say=command_line.say,
     )
 
 

@@ -1,6 +1,7 @@
 """Decoding in steps, from texts to rows. Everything jitted lies below, in the two loops.
 
 - `methods`: checkpoints, drafters and names → the loop that decodes
+- `conditions`: the conditions that a loop is tuned for or used under
 - `texts`: texts → token ids, and the arrays that a model starts from
 - `starting`: requests → the state before the first round
 - `running`: a number of rows that decode together
@@ -11,6 +12,7 @@
 The names listed here are imported from here; all others, from their modules.
 """
 
+from specjax.decoding.conditions import conditions
 from specjax.decoding.methods import (
     branching,
     build,
@@ -59,6 +61,7 @@ __all__ = [
     "check_texts",
     "common_width",
     "compiled",
+    "conditions",
     "decoded",
     "in_order",
     "is_blank",

@@ -33,7 +33,7 @@ from specjax.sampling import Sampling
 from specjax.settings import Settings
 from specjax.speculative import Speculative
 from specjax.support import named
-from specjax.support.ranges import has, listed, shown, whole
+from specjax.support.ranges import has, listed, shown, truth, whole
 from specjax.trees import BestFirst, Chain, FixedTree, Shape
 from specjax.trees.speculative import TreeSpeculative
 
@@ -246,6 +246,7 @@ def pair(
       ValueError: they do not fit.
     """
     check_models(target, draft)
+    truth("check_tokens", check_tokens)
     if isinstance(draft, str):
         draft = drafters.load(draft, target)
     if isinstance(draft, Checkpoint):

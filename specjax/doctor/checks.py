@@ -389,7 +389,7 @@ def distribution(case: Case) -> Finding:
         name: distributions.chi_square(counted, expected) for name, counted in counts.items()
     }
     draws = min(counted.total() for counted in counts.values())
-    return verdicts.distribution(p_values, draws, len(expected))
+    return verdicts.distribution(p_values, draws, expected.values())
 
 
 def _draws(case: Case, method, index: int) -> Iterator[Row]:

@@ -206,10 +206,19 @@ def identity(gaps: Sequence[float], outputs: int, tokens: int, tolerance: float)
     )
 
 
-def distribution(p_values: Mapping[str, float], draws: int, outcomes: int) -> Finding:
-    """Judge draws. Args: p-values of each loop, from `distributions.chi_square`."""
-    listed = ", ".join(f"{name} p={value:.2g}" for name, value in p_values.items())
-    seen = f"{listed} ({draws} draws of {outcomes} outcomes)"
+def distribution(p_values: Mapping[str, float], draws: int, probs: Collection[float]) -> Finding:
+    """Judge draws.
+
+    Args:
+      p_values: of each loop, from `distributions.chi_square`.
+      probs: of each outcome. Where one is nearly sure, any draws give a p-value of 1.
+    """
+    listed = ", ".join(f"{name} {value:.2g}" for name, value in p_values.items())
+    seen = (
+        f"chi-square against the target's distribution: p-value {listed}; below {LAW_P:g} is a "
+        f"fault ({draws} draws of {len(probs)} outcomes, the likeliest of probability "
+        f"{max(probs):.3f})"
+    )
     if min(p_values.values()) >= LAW_P:
         return Finding("draws", "pass", seen)
     return Finding(

@@ -4,6 +4,8 @@ import math
 import os
 from collections.abc import Iterable
 
+from specjax.policies import Costs
+
 # A round may take less than its phases by this share of γc + v: phases that are timed alone find
 # colder caches.
 MAX_NEGATIVE_OVERHEAD = 0.15
@@ -12,6 +14,7 @@ MIN_V = 0.9
 # A speedup and its prediction from the same rounds may differ by this factor.
 MAX_RATIO = 1.5
 MAX_LOAD = 2.0  # per processor; a measurement reaches 1.3 by itself
+MAX_COST_ERROR = 0.05  # of a typical call that costs were fitted to
 MAX_LOAD_BEFORE = 0.75  # per processor, before anything is measured
 
 AGAIN = "Measure again on a machine that does nothing else."
@@ -52,6 +55,33 @@ def contradictions(
     return tuple(found)
 
 
+def poor_fit(of: str, table: Costs, limit: float = MAX_COST_ERROR) -> str:
+    """Describe costs that explain the calls badly that they were fitted to; "" if they fit.
+
+    Args:
+      of: what they are costs of.
+      limit: for the error of a typical call; a longer draft may seem cheaper by twice as much,
+        the worst of many differences.
+    """
+    error, drop = float(table.error), float(table.drop)
+    if not (error > limit or drop > 2 * limit):  # NaN: nothing was fitted
+        return ""
+    return (
+        f"The costs of {of} fit poorly: a typical call is off by {error:.0%} (the worst by "
+        f"{float(table.largest_error):.0%}), and a longer draft was timed as cheaper by up to "
+        f"{drop:.0%}, where {limit:.0%} and {2 * limit:.0%} are the limits."
+    )
+
+
+def check_clock(seconds: Iterable[float]) -> None:
+    """Raise ValueError if a timed call took no time: the clock stood still, or went back."""
+    if (least := min(seconds)) <= 0:
+        raise ValueError(
+            f"A timed call took {least:.3g} s: the clock stands still or went back. Measure again "
+            "where it runs."
+        )
+
+
 def load_average() -> float:
     """The last minute's load average per processor; NaN where the system has none."""
     try:
@@ -68,9 +98,14 @@ def busy_before(load: float) -> str:
     """
     if not load > MAX_LOAD_BEFORE:  # NaN: unknown
         return ""
+    less = (
+        f"Above {MAX_LOAD:g} times say little, and no draft is recommended by them; α is still "
+        "measured."
+        if load > MAX_LOAD
+        else "The measurements will take longer and say less."
+    )
     return (
-        f"Other programs use this machine: a load average of {load:.1f} for each processor. The "
-        "measurements will take longer and say less."
+        f"Other programs use this machine: a load average of {load:.1f} for each processor. {less}"
     )
 
 

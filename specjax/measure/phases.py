@@ -27,6 +27,7 @@ from specjax.budgets import PassTimes
 from specjax.dice import dice_for
 from specjax.drafters.base import proposal
 from specjax.loop import Method
+from specjax.measure import doubts
 from specjax.models.packing import Packing, unpack
 from specjax.policies import Costs, constant
 from specjax.sampling import Purpose
@@ -140,6 +141,7 @@ def medians(samples: Sequence[Sample]) -> Costs:
     took: dict[Any, float] = {
         name: float(np.median([sample[name] for sample in samples])) for name in samples[0]
     }
+    doubts.check_clock(took.values())
     token, draft = took["target", 0], took["draft", 0]
     verify = {0: token} | {name[1]: t for name, t in took.items() if name[0] == "verify"}
     rest = {
@@ -173,6 +175,7 @@ def pass_times(samples: Sequence[Sample], rows: int) -> PassTimes:
     took: dict[Any, float] = {
         name: float(np.median([sample[name] for sample in samples])) for name in samples[0]
     }
+    doubts.check_clock(took.values())
     gamma = max(count for kind, count, *_ in took if kind == "verify")
     passes = {size: t for (kind, size, *_), t in took.items() if kind == "packed"}
     passes |= {rows * (gamma + 1): took["verify", gamma]}

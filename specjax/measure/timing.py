@@ -3,7 +3,7 @@
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -148,6 +148,15 @@ class Comparison:
         )
         return dataclasses.replace(self, decode=decode, whole=whole, rows=rows, notes=notes)
 
+    def halves(self) -> tuple["Comparison", "Comparison"]:
+        """Every other batch, by which to choose, and the rest, which then measures the choice.
+
+        The winner was lucky on the batches that chose it. A single batch is in both.
+        """
+        several = int(len(self.rows[PLAIN]) > 1)
+        chooses, rest = (self.part(batches=slice(at, None, 1 + several)) for at in (0, several))
+        return chooses, rest
+
     def identical(self, name: str = SPECULATIVE) -> bool:
         """Whether a method gave the tokens of plain decoding for every input."""
         both = zip(self.outputs(PLAIN), self.outputs(name), strict=True)
@@ -158,6 +167,11 @@ def quartiles(name: str, values: Sequence[float] | np.ndarray) -> dict[str, floa
     """Median and quartiles for a row of results: `name`, name_low, name_high."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return {name: float(median), f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+def _together(names: Collection[str]) -> str:
+    """The names, or their number where they are many."""
+    return " and ".join(names) if len(names) <= 4 else f"{len(names)} loops"
 
 
 def spread(items: Sequence[Item], count: int) -> Sequence[Item]:
@@ -190,7 +204,7 @@ def in_turns(
     order, turns = order or random.Random(0), list(runs)
     taken: dict[str, list[list[Run]]] = {name: [] for name in runs}
     for repeat in range(repeats):
-        say(f"timing {' and '.join(runs)}, turn {repeat + 1} of {repeats}")
+        say(f"timing {_together(runs)}, turn {repeat + 1} of {repeats}")
         for name in runs:
             taken[name].append([])
         for at in range(0, len(batches), turn):
@@ -265,7 +279,7 @@ def side_by_side(
     programs = len({jax.tree.structure(method) for method in methods.values()})
     with memory_maps.kept(0 if compiled else programs):
         if not compiled:
-            say(f"compiling {' and '.join(methods)}")
+            say(f"compiling {_together(methods)}")
             phases.at_once(lambda method: run(method, batches[0]), methods.values())
             begun.forget()
         runs = {name: partial(run, method) for name, method in methods.items()}

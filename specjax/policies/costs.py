@@ -7,7 +7,7 @@ Only ratios matter to them, so another unit, such as target steps, works as well
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jax import Array
 from jaxtyping import Float
 
 from specjax.pytrees import pytree, set_fields
-from specjax.support.ranges import listed, number
+from specjax.support.ranges import listed, number, shown, whole
 
 _UNKNOWN = float("nan")
 
@@ -78,12 +78,13 @@ class Costs:
           refused, alpha, between, alpha_error: NaN if not known.
 
         Raises:
-          ValueError: a negative number outside `rest`, verify empty or not positive throughout, or
-            a share outside [0, 1].
+          ValueError: no number, a negative one outside `rest`, verify empty or not positive
+            throughout, rest of another length, or a share outside [0, 1].
         """
         shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
         times = {"token": token, "call": call, "plain_call": plain_call, "refused": refused}
-        for given, interval in ((shares, "[0, 1]"), (times, "[0, ∞)")):
+        errors = {"error": error, "largest_error": largest_error, "drop": drop}
+        for given, interval in ((shares, "[0, 1]"), (times | errors, "[0, ∞)")):
             for name, value in given.items():
                 if not isinstance(value, Array) and value == value:  # NaN: not known
                     number(name, value, interval)
@@ -92,9 +93,12 @@ class Costs:
         if not isinstance(verify, Array):
             why = "one for each of 0 … γ_max drafted tokens"
             verify = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
-        each = rest if isinstance(rest, Array) else np.broadcast_to(rest, len(verify))
-        errors = {"error": error, "largest_error": largest_error, "drop": drop}
-        fields: dict[str, Any] = {"draft": draft, "verify": verify, "rest": each}
+        if not isinstance(rest, Array):
+            each: list[Any] = listed("rest", rest) if np.ndim(rest) else [rest] * len(verify)
+            if len(each) != len(verify):
+                raise ValueError(f"rest={rest!r} must be one number, or as many as verify has.")
+            rest = [x if x != x else number("rest", x, "(-∞, ∞)") for x in each]
+        fields: dict[str, Any] = {"draft": draft, "verify": verify, "rest": rest}
         fields |= times | errors | shares
         set_fields(self, **{name: jnp.asarray(x, jnp.float32) for name, x in fields.items()})
 
@@ -104,6 +108,25 @@ class Costs:
         times["rest"] = np.broadcast_to(times.get("rest", 0.0), len(times["verify"]))
         arrays: Any = {name: jnp.asarray(time, jnp.float32) for name, time in times.items()}
         return cls(**arrays)
+
+    @classmethod
+    def from_row(cls, row: Any) -> "Costs":
+        """Make a table from `as_row`, where None too is not known.
+
+        Raises:
+          ValueError: no such mapping, or a value that `Costs` refuses. Fixed times of calls are
+            differences and may be negative.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(row, Mapping) or not {"draft", "verify"} <= {*row} <= {*names}:
+            raise ValueError(f"costs={shown(row)} must have draft and verify, and no other names.")
+        read: dict[str, Any] = {k: _UNKNOWN if value is None else value for k, value in row.items()}
+        if isinstance(read.get("rest"), list):
+            read["rest"] = [_UNKNOWN if time is None else time for time in read["rest"]]
+        for name in ("call", "plain_call"):
+            if (time := read.get(name, _UNKNOWN)) == time:
+                read[name] = jnp.float32(number(name, time, "(-∞, ∞)"))
+        return cls(**read)
 
     @property
     def gamma_max(self) -> int:
@@ -116,7 +139,12 @@ class Costs:
         return float(self.draft) / float(self.token)
 
     def v(self, gamma: int) -> float:
-        """The time of the target call over γ+1 positions, in target steps; the paper assumes 1."""
+        """The time of the target call over γ+1 positions, in target steps; the paper assumes 1.
+
+        Raises:
+          ValueError: a γ that has no cost.
+        """
+        whole("gamma", gamma, f"[0, {self.gamma_max}]", "the costs are for no longer drafts")
         return float(np.asarray(self.verify)[gamma]) / float(self.token)
 
     def overhead(
@@ -132,11 +160,12 @@ class Costs:
 
         Not clipped: it is negative if separately timed phases take longer than together.
         """
-        token, spent = float(self.token), float(np.asarray(self.round_times(self.gamma_max))[gamma])
+        v, token = self.v(gamma), float(self.token)
+        spent = float(np.asarray(self.round_times(self.gamma_max))[gamma])
         if tokens is not None and rounds is not None and not np.isnan(self.call + self.plain_call):
             token += float(self.plain_call) / tokens
             spent += float(self.call) / rounds
-        return spent / token - gamma * self.c - self.v(gamma)
+        return spent / token - gamma * self.c - v
 
     def speedup(
         self, gamma: int, tokens: float, rounds: float, drafted: float | None = None

@@ -87,6 +87,8 @@ def serve(
     gamma, count = rollouts.gamma_max, len(rollouts.emitted)
     rejections = first_rejections(rollouts, keys)
     lane = jnp.arange(rows, dtype=jnp.int32)
+    whole = jnp.maximum(times.positions[-1], rows * (gamma + 1))
+    sizes = jnp.append(times.positions, whole)  # the times may end before the batch
 
     def fresh(output):
         own = keys[jnp.minimum(output, count - 1)]
@@ -117,7 +119,7 @@ def serve(
             verified = jnp.minimum(right, calls)
         else:
             calls = jnp.sum(jnp.any(asked, axis=1), dtype=jnp.int32)
-            verified = budgets.hand_out(budget, chances, drafted, live, times.positions)
+            verified = budgets.hand_out(budget, chances, drafted, live, sizes)
         round_ = here.conclude(live, verified)
         positions = jnp.sum(jnp.where(live, verified + 1, 0), dtype=jnp.int32)
         sums = Served(

@@ -43,6 +43,13 @@ def whole(name: str, value: Any, interval: str, why: str = "") -> int:
     return int(found)
 
 
+def truth(name: str, value: Any) -> bool:
+    """Check a truth value of Python or numpy; ValueError for anything else, such as "False"."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={shown(value)} must be True or False.")
+    return bool(value)
+
+
 def listed(name: str, values: Any) -> list[Any]:
     """List the entries of a list, tuple or array; ValueError if it is empty or of another kind."""
     array = np.ndim(values) == 1 if hasattr(values, "__array__") else isinstance(values, Sequence)

@@ -41,7 +41,7 @@ from specjax import decoding, devices
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.loop import Method, decode
-from specjax.measure import timing
+from specjax.measure import doubts, timing
 from specjax.measure.timing import PLAIN
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, parse_with_costs, with_any_costs
@@ -82,6 +82,7 @@ def measure(
     untimed: Sequence[Sequence[int]] = (),
     refusals: bool = False,
     names: tuple[str, str] = ("target", "draft"),
+    say: timing.Say = timing.silent,
 ) -> dict[str, Costs]:
     """Time calls of the loops in turns, and fit their costs.
 
@@ -102,6 +103,7 @@ def measure(
       untimed: ids of more texts, which are decoded once each, for α alone.
       refusals: also time drafter calls that yield no token, in the first loop, as replay needs
         them. The policy of that loop is not `fixed`.
+      say: reports what is compiled and timed.
     """
     longest, width = longest or max_new_tokens, decoding.common_width([*texts, *untimed])
     whole = -(-len(texts) // batch_size) * batch_size
@@ -136,6 +138,7 @@ def measure(
         width=width,
         names=names,
         note=counting.note,
+        say=say,
     )
     half = whole // batch_size
     calls = [
@@ -256,9 +259,10 @@ def fit(
       steady: those of `loops` whose rounds all take the same time, whatever they draft.
 
     Raises:
-      ValueError: no call with a round of one of the loops.
+      ValueError: no call with a round of one of the loops, or one that took no time.
     """
     works, seconds = [work for work, _ in calls], [took for _, took in calls]
+    doubts.check_clock(seconds)
     passes_of = passes_of or {}
     parts: dict[Hashable, Work] = {name: {name: 1.0} for name in (CALL, PLAIN_CALL, TOKEN)}
     parts[REFUSED] = {BEGIN: 1.0, DRAFT: 1.0}
@@ -460,11 +464,12 @@ def costs_for(
     batch_size: int = 1,
     max_source_len: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
+    say: timing.Say = timing.silent,
 ) -> Costs:
     """Measure the costs of this loop and of plain decoding, for a policy.
 
     Some texts, `batch_size` or four, are decoded up to 32 tokens, three times with drafts of each
-    of a few lengths. This takes a few seconds, and the compilation of two loops. More texts, up to
+    of a few lengths, after the compilation of two loops. More texts, up to
     `ALPHA_TEXTS` in all, are decoded once, for α. For a tree, single rounds are timed
     (`tree_costs.measure`), by depth, or by nodes if the policy sets their number.
 
@@ -499,6 +504,7 @@ def costs_for(
             repeats=3,
             batch_size=max(1, batch_size),
             names=names,
+            say=say,
         )["loop"]
     # Nothing will be decoded.
     return Costs(0.0, [1.0] * (method.slots if _by_nodes(policy) else method.gamma_max + 1))

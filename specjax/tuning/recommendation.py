@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -67,6 +68,7 @@ class Candidate:
     choosing: float = 0.0
     doubts: Sequence[str] = ()  # contradictions in its timings: nothing follows from them
     load: float | None = None  # load average per processor, after it was timed
+    tuned_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # as in `Settings`
 
     @property
     def round(self) -> float:
@@ -119,12 +121,17 @@ def recommend(
       drafts: the draft of each candidate; default: its name.
     """
 
-    def plain(*words: str) -> Selection:
-        return Selection(list(candidates), Settings(0, words="\n".join(words)))
-
     usable = [candidate for candidate in candidates if not candidate.problem]
+
+    def plain(*words: str) -> Selection:
+        known = usable[0].tuned_for if usable else {}
+        settings = Settings(0, words="\n".join(words), tuned_for=known)
+        return Selection(list(candidates), settings)
+
     if busy := doubts.busy(candidate.load for candidate in usable):
-        return plain(f"No draft is recommended. {busy}")
+        guess = recommend([dataclasses.replace(one, load=None) for one in candidates])
+        first = guess.words.split("\n")[0]
+        return plain(f"No draft is recommended. {busy}", f"By these timings it would be: {first}")
     refused = [
         f"{short(c.name)} cannot {'branch' if c.tree else 'draft'}: {c.problem}"
         for c in candidates
@@ -147,7 +154,9 @@ def recommend(
     equals = [candidate for candidate in faster if candidate.chosen_by > (1 - EQUAL_WITHIN) * best]
     winner = min(equals, key=lambda candidate: (candidate.memory, bool(candidate.tree)))
     words = _praise(winner, equals, usable, refused)
-    settings = Settings(winner.gamma, tree=winner.tree or "chain", words=words)
+    settings = Settings(
+        winner.gamma, tree=winner.tree or "chain", words=words, tuned_for=winner.tuned_for
+    )
     place = next(i for i, candidate in enumerate(candidates) if candidate is winner)
     return Selection(list(candidates), settings, drafts[place] if drafts else winner.name)
 

@@ -2,7 +2,7 @@
 
 chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
 print(chosen.words)
-specjax.generate(target, chosen.draft, texts, settings=chosen.settings)
+specjax.generate(target, chosen.draft, texts, settings=chosen.settings, batch_size=1)
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from specjax.policies import Costs
 from specjax.results import Row, summarize
 from specjax.sampling import Greedy, Sampling, as_sampling, key_for
 from specjax.speculative import Speculative
-from specjax.support.ranges import listed, whole
+from specjax.support.ranges import has, listed, whole
 from specjax.trees import FixedTree
 from specjax.trees.shapes import text_of
 from specjax.trees.speculative import TreeSpeculative
@@ -61,12 +61,13 @@ def select(
     repeats: int = REPEATS,
     dtype: Any = None,
     check_tokens: bool = True,
+    say: timing.Say = timing.silent,
 ) -> Selection:
     """Measure each candidate on these inputs, and choose one, or plain decoding.
 
         chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
         print(chosen.words)
-        specjax.generate(target, chosen.draft, texts, settings=chosen.settings)
+        specjax.generate(target, chosen.draft, texts, settings=chosen.settings, batch_size=1)
 
     Args:
       target: the model whose outputs are to come sooner.
@@ -83,6 +84,7 @@ def select(
       timed_inputs: how many of the texts are timed.
       repeats: repeats of each timing.
       dtype: dtype of named drafts, as `specjax.load` takes it.
+      say: is called with each next step, such as "timing … turn 2 of 5".
 
     Raises:
       ValueError: `drafts` is no list, none is known for this target, a number out of range, too
@@ -106,6 +108,7 @@ def select(
         repeats=repeats,
         dtype=dtype,
         check_tokens=check_tokens,
+        say=say,
     )
     tried = [(draft, tree) for draft in drafts for tree in trial.shapes]
     candidates = [trial.measure(draft, tree) for draft, tree in tried]
@@ -123,7 +126,7 @@ def check_numbers(
     """Raise ValueError for a number that is out of range."""
     for gamma in listed("gammas", gammas):
         whole("gammas", gamma, "[1, ∞)")
-    for size in nodes:
+    for size in nodes if isinstance(nodes, Sequence) else listed("nodes", nodes):
         whole("nodes", size, "[1, ∞)")
     whole("timed_inputs", timed_inputs, "[1, ∞)")
     whole("repeats", repeats, "[1, ∞)")
@@ -157,9 +160,11 @@ class Trial:
     repeats: int = REPEATS
     dtype: Any = None  # of the drafts, as `specjax.load` takes it
     check_tokens: bool = True  # False: drafts whose tokens are not the target's are tried too
+    say: timing.Say = timing.silent  # reports the next step
 
     def __post_init__(self):
         check_numbers(self.gammas, self.nodes, self.timed_inputs, self.repeats)
+        has("say", self.say, ("__call__",), "a function of a text")
         self._sampling = as_sampling(self.sampling)
         self._key = key_for(self._sampling, self.key)
         decoding.check_texts(self.texts)
@@ -301,6 +306,7 @@ class Trial:
     def _measure(
         self, name: str, loaded: Checkpoint | Drafter, longest: Speculative, tree: bool
     ) -> Candidate:
+        self.say(f"decoding {len(self._measured)} inputs for α")
         of_outputs = functools.partial(self._along, metrics.alpha_of_outputs, loaded)
         alpha = of_outputs(self._sampling)
         agreement = alpha if self._sampling.greedy else of_outputs(Greedy())
@@ -314,6 +320,7 @@ class Trial:
         parameters = drafters.parameters(loaded, self.target)
         expected = {} if tree else self._expected(name, longest, alpha.value)
         for _ in range(MAX_TIMINGS):
+            self.say("timing the phases of a round, which compile first")
             if tree:
                 costs, chosen = self._best_tree(loaded, longest, phased)
             else:
@@ -326,6 +333,7 @@ class Trial:
                 key=key,
                 repeats=self.repeats,
                 names=(self.target.name, name),
+                say=self.say,
             )
             tau, steps = summarize(raced.outputs()).tokens_per_iteration, chosen.steps[chosen.gamma]
             wrong = doubts.contradictions(
@@ -339,9 +347,7 @@ class Trial:
             )
             if not wrong:
                 break
-        several = len(timed) > 1
-        # Every other input chooses; the speedups that are reported are of the rest.
-        chooses, rest = (raced.part(batches=slice(at, None, 1 + several)) for at in (0, several))
+        chooses, rest = raced.halves()
         found = rest.speedups()
         longest_drafted = metrics.tokens_by_position(raced.outputs(), [chosen.method.gamma_max])
         load = doubts.load_average()
@@ -376,8 +382,11 @@ class Trial:
             speedup_low=found["speedup_decode_low"],
             speedup_high=found["speedup_decode_high"],
             speedup_end_to_end=found["speedup_end_to_end"],
-            choosing=chooses.speedup_end_to_end if several else 0.0,
+            choosing=chooses.speedup_end_to_end if len(timed) > 1 else 0.0,
             doubts=wrong,
+            tuned_for=decoding.conditions(
+                chosen.method, self.target, loaded, 1, self.max_new_tokens
+            ),
             load=None if np.isnan(load) else load,
         )
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from specjax import policies
-from specjax.measure import phases
+from specjax.measure import doubts, phases
 from specjax.policies import Costs
 from specjax.policies.nodes import cut
 from specjax.speculative import Contexts
@@ -56,6 +56,7 @@ def measure(
             jax.block_until_ready(run(methods.get(size, method), contexts, state=state))
             taken[size].append((time.perf_counter() - begin) / steps)
     medians = {size: float(np.median(times[1:])) for size, times in taken.items()}
+    doubts.check_clock(medians.values())
     sizes = sorted(methods)
     rounds = [medians[min(s for s in sizes if s >= n)] for n in range(sizes[-1] + 1)]
     # Nothing is fitted, so there is no error.

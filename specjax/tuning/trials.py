@@ -3,11 +3,12 @@
 Decisions take time: a few percent of a round, more on an accelerator. Their gain depends on how far
 tokens and outputs differ, which α does not show. So a trial decodes some texts in turns: by plain
 decoding, by drafts of one length, of a second one if it promises about as much, and by the policy
-if its costs prefer that. The fastest stays. With few texts, costs and α alone decide.
+if its costs prefer that. Every other batch chooses the fastest, and the rest measure it. With few
+texts, costs and α alone decide.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from specjax.policies import Costs, constant
 from specjax.policies.estimating import Estimating
 from specjax.speculative import Speculative
 from specjax.tuning import fitting
+from specjax.tuning.recommendation import EQUAL_WITHIN
 from specjax.types import Text
 
 # Texts that a trial decodes in each way, or a batch of them; and a run's texts for each of these.
@@ -30,7 +32,10 @@ TIMED_TEXTS = 4  # texts that costs are measured on, or one batch
 # Gain of one length over the policy, without a trial. `own_costs` may be a tenth too low, and a
 # policy may gain by the drafter's confidence, which the costs leave out.
 MIN_PROMISE_WITHOUT_TRIAL = 1.25
-# Gain of a policy over drafts of one length, in a trial, which has few outputs.
+POLICY = "the policy"  # the name of its loop in a trial
+Report = Callable[[timing.Comparison], None]
+# Gain of a policy over drafts of one length, in a trial, which has few outputs. Plain decoding is
+# left for a gain of `EQUAL_WITHIN`.
 MIN_GAIN_OF_DECISIONS = 1.02
 # A second length is tried if it promises this share of the first one's speedup, since costs and α
 # are no better known, and if it differs by this factor, since close lengths are alike.
@@ -47,6 +52,8 @@ def fastest(
     batch_size: int = 1,
     max_source_len: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
+    say: timing.Say = timing.silent,
+    report: Report = lambda found: None,
 ) -> Method:
     """Choose what decodes a run fastest, by the costs of the method's policy and by a trial.
 
@@ -57,6 +64,7 @@ def fastest(
       texts: of the run.
       key: of the run; the trial draws independently of it.
       batch_size: rows decoded at once.
+      say, report: see `faster`.
     """
     rows = max(1, batch_size)
     given = fitting.not_blank(target, texts)
@@ -67,7 +75,7 @@ def fastest(
         decoding.check_room(target, some, max_new_tokens)
     return faster(
         method, target, some, max_new_tokens=max_new_tokens, key=fitting.apart(key),
-        batch_size=rows, names=names,
+        batch_size=rows, names=names, say=say, report=report,
     )  # fmt: skip
 
 
@@ -80,13 +88,16 @@ def faster(
     key: Key[Array, ""],
     batch_size: int = 1,
     names: tuple[str, str] = ("target", "draft"),
+    say: timing.Say = timing.silent,
+    report: Report = lambda found: None,
     cost: Mapping[int, float] | None = None,
 ) -> Method:
     """Choose the method, plain decoding, or drafts of one length.
 
-    Plain decoding is chosen where the method's policy prefers it. Drafts of one length are chosen
-    only for an `Estimating` policy: if they take less time per token in the trial, or if the
-    policy's decisions save less than `MIN_GAIN_OF_DECISIONS`.
+    Plain decoding is chosen where the method's policy prefers it, or where nothing is faster by
+    `EQUAL_WITHIN` in the trial. Drafts of one length are chosen only for an `Estimating` policy: if
+    they take less time per token in the trial, or if the policy's decisions save less than
+    `MIN_GAIN_OF_DECISIONS`.
 
     The length is the one that α promises most of, or another that promises `MIN_PROMISE_OF_SECOND`
     of it. Plain decoding is in every trial; where it is preferred, lengths that promise more are
@@ -99,6 +110,9 @@ def faster(
     Args:
       texts: ids from `decoding.tokenize`, none empty, for the trial.
       key: independent of the run's key: the choice must not depend on draws of the run.
+      say: reports what is compiled and timed.
+      report: gets the comparison of a trial, in which `POLICY` is the method and `fitting.static`
+        names drafts of one length. Every other batch of it chose (`Comparison.halves`).
       cost: costs of rounds in loops of their own, by the lengths to choose from, in the unit of the
         policy's costs. Default: `own_costs`; on an accelerator, before a trial, `timed_alone`, in
         seconds.
@@ -109,6 +123,7 @@ def faster(
         return preferred
     run: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "key": key, "batch_size": batch_size, "names": names,
+        "say": say,
     }  # fmt: skip
     if cost is None and len(texts) and devices.is_accelerator(target.model):
         cost = timed_alone(method, target, texts[: max(TIMED_TEXTS, batch_size)], **run)
@@ -132,14 +147,13 @@ def faster(
         tried = [length for length in tried if promised[length] > bar]
     if not tried:
         return preferred
-    ways = {"preferred": preferred}
-    if preferred is method:  # costs may be off by more than their error
-        ways[timing.PLAIN] = decoding.plain_of(method)
+    ways: dict[str, Method] = {POLICY: method} if preferred is method else {}
+    ways[timing.PLAIN] = decoding.plain_of(method)  # costs may be off by more than their error
     ways |= {fitting.static(length): of_length(method, length) for length in tried}
     found = timing.side_by_side(ways, target, texts, repeats=2, **run)
-    takes = {name: _per_token(found, name) for name in ways}
-    if preferred is method:
-        takes["preferred"] *= MIN_GAIN_OF_DECISIONS
+    report(found)
+    less = {POLICY: MIN_GAIN_OF_DECISIONS, timing.PLAIN: 1 - EQUAL_WITHIN}
+    takes = {name: per_token(found.halves()[0], name) * less.get(name, 1) for name in ways}
     return ways[min(takes, key=lambda name: takes[name])]
 
 
@@ -149,7 +163,7 @@ def _estimating(method: Method) -> Estimating | None:
     return policy if isinstance(policy, Estimating) and not method.branches else None
 
 
-def _per_token(found: timing.Comparison, name: str) -> float:
+def per_token(found: timing.Comparison, name: str) -> float:
     """Seconds per token, by the faster repeat of each batch: a program's first calls are slow."""
     tokens = sum(row.emitted for row in found.outputs(name))
     return float(found.decode[name].min(axis=0).sum()) / tokens

@@ -1,5 +1,6 @@
 """`tune`: measure costs on this machine, try ways to draft, and return the best as `Settings`."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,14 @@ from jaxtyping import Key
 from specjax import decoding, devices, drafters, trees
 from specjax.defaults import BATCH_SIZE, LONGEST, NEW_TOKENS
 from specjax.drafters.base import Drafter
+from specjax.measure import doubts, timing
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Costs, check
+from specjax.policies import check
 from specjax.sampling import Sampling, as_sampling, key_for
 from specjax.settings import Settings
+from specjax.support.ranges import has, whole
 from specjax.tuning import fitting, trials
+from specjax.tuning.recommendation import EQUAL_WITHIN
 from specjax.types import Text
 
 
@@ -33,13 +37,14 @@ def tune(
     batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     check_tokens: bool = True,
+    say: timing.Say = timing.silent,
 ) -> Settings:
     """Measure what rounds cost on this machine, and find the fastest way to decode such texts.
 
     Some texts are decoded with drafts of a few lengths, which gives the costs of rounds and α. Then
     the policy with these costs, drafts of one length and plain decoding are compared: in a trial
-    from 128 texts on, else by the costs and α alone. It takes a few seconds, and the compilation
-    of several loops.
+    from 128 texts on, else by the costs and α alone. Half of the trial's texts choose, and the
+    speedup in `words` is of the others. Compiling the loops takes most of the time.
 
     Args:
       target, draft, texts, rule, max_new_tokens, batch_size, max_source_len, check_tokens: as in
@@ -51,6 +56,7 @@ def tune(
         and so on for chains on a CPU, and none elsewhere.
       sampling: default `Greedy()`.
       key: as in `generate`. A run may have the same key: it draws independently.
+      say: is called with each next step, such as "timing … turn 2 of 3".
 
     Returns:
       Settings for `generate`. `str` of them describes what was found.
@@ -60,6 +66,10 @@ def tune(
     """
     decoding.check_texts(texts)
     decoding.check_models(target, draft)
+    found = Settings(gamma, rule=rule)  # checks both before anything is measured
+    whole("batch_size", batch_size, "[1, ∞)")
+    whole("max_new_tokens", max_new_tokens, "[1, ∞)")
+    has("say", say, ("__call__",), "a function of a text")
     chosen = as_sampling(sampling)
     key = key_for(chosen, key)
     shape = trees.parse(tree)
@@ -85,30 +95,53 @@ def tune(
         "batch_size": min(batch_size, max(1, len(texts))),
         "max_source_len": max_source_len,
         "names": (target.name, drafters.name_of(draft)),
+        "say": say,
     }
     costs = fitting.costs_for(policy, method, target, texts, **run)
-    tuned = fitting.with_costs(method, policy, costs)
-    fastest = trials.fastest(tuned, target, texts, **run)
-    return settings_of(fastest, tuned, policy, costs, tree=trees.text_of(shape), rule=rule)
+    tuned: Any = fitting.with_costs(method, policy, costs)
+    timed: list[timing.Comparison] = []
+    fastest: Any = trials.fastest(tuned, target, texts, report=timed.append, **run)
+    why = reasons(fastest, tuned, policy, timed[0] if timed else None)
+    busy = doubts.busy([doubts.load_average()])
+    found = dataclasses.replace(
+        found,
+        gamma=fastest.gamma_max,
+        words=f"{why} {fitting.words(costs)} {busy}".rstrip(),
+        tuned_for=decoding.conditions(tuned, target, draft, run["batch_size"], max_new_tokens),
+    )
+    if fastest is not tuned:
+        return found
+    own: dict[str, Any] = {"costs": costs, "tree": trees.text_of(shape), "widths": tuned.widths}
+    return dataclasses.replace(found, policy=policy, **own)
 
 
-def settings_of(
-    fastest: Any, tuned: Any, policy: str, costs: Costs, *, tree: str = "chain", rule: str = ""
-) -> Settings:
-    """Convert the choice of `trials.fastest` to settings.
+def reasons(fastest: Any, tuned: Any, policy: str, timed: timing.Comparison | None) -> str:
+    """Explain the choice of `trials.fastest` in a sentence or two.
 
     Args:
       fastest: plain decoding, drafts of one length, or `tuned` itself.
       tuned: the loop with the policy and its costs.
+      timed: of a trial, if there was one.
     """
-    found = fitting.words(costs)
-    if fastest is tuned:
-        why = f"{policy} decides how long drafts are, at most {tuned.gamma_max} tokens. {found}"
-        return Settings(tuned.gamma_max, policy, costs, tree, rule, tuple(tuned.widths), why)
+    name = trials.POLICY if fastest is tuned else fitting.static(fastest.gamma_max)
     if fastest.gamma_max == 0:  # plain decoding drafts nothing
-        return Settings(0, rule=rule, words=f"No draft is worth its time. {found}")
-    why = f"Drafts of {fastest.gamma_max} in every round are faster than {policy}. {found}"
-    return Settings(fastest.gamma_max, rule=rule, words=why)
+        how = f"was {EQUAL_WITHIN:.0%} faster in a trial" if timed else "pays by its costs and α"
+        return f"No draft is worth its time: none {how}."
+    if fastest is tuned:
+        what = f"{policy} decides how long drafts are, at most {tuned.gamma_max} tokens"
+    elif timed:
+        what = f"Drafts of {fastest.gamma_max} in every round were the fastest of a trial"
+    else:
+        what = f"Drafts of {fastest.gamma_max} in every round promise more than {policy}"
+    if timed is None:
+        return f"{what}. No trial timed it: costs and α chose."
+    chose, rest = timed.halves()
+    speedup = trials.per_token(rest, timing.PLAIN) / trials.per_token(rest, name)
+    new = "that did not choose" if len(chose.rows[name]) < len(timed.rows[name]) else "that chose"
+    return (
+        f"{what}. The loop is {speedup:.2f} times as fast as plain decoding, on "
+        f"{len(rest.outputs(name))} inputs {new}."
+    )
 
 
 def _doubling(gamma: int) -> list[int]:

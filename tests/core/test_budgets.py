@@ -239,6 +239,23 @@ def test_costs_that_rise_in_steps_are_smoothed():
     assert float(plain.exact(jnp.int32(2), 0)) == pytest.approx(1.1)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "passes", "ten"),
+    [
+        ([2, 4, 8], [1.0, 2.0, 4.0], 5.0),
+        ([2, 4], [4.0, 5.0], 8.0),
+        ([5], [1.0], 2.0),
+        ([2, 5], [1.0, 1.0], 2.0),
+        ([2, 5], [2.0, 1.0], 2.0),
+    ],
+)
+def test_positions_beyond_the_last_size_are_not_free(sizes, passes, ten):
+    """The last slope goes on; where it says nothing, each costs the mean of a position."""
+    table = budgets.PassTimes(sizes, passes, draft=0.5, rest=0.25)
+    for time in (table.smoothed, table.exact):
+        assert float(time(jnp.int32(10), 2)) == pytest.approx(ten + 1.25)
+
+
 def test_a_draft_that_never_pays_is_left_out_and_tried_again():
     """A drafter as slow as its target: after some rounds one token is drafted in 17 rounds."""
     dear = budgets.PassTimes([2, 6], [1.0, 3.0], draft=1.0)

@@ -130,19 +130,19 @@ def test_a_second_length_is_tried(pair, monkeypatch, promise, tried, stays):
     monkeypatch.setattr(Estimating, "promised_alone", lambda *_: promise)
     method = method_of(pair, parse("lookahead", costs=Costs(0.0, [1.0] * 9, alpha=0.6)), gamma=8)
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
-    assert raced == [("preferred", timing.PLAIN, *(f"γ={length}" for length in tried))]
+    assert raced == [(trials.POLICY, timing.PLAIN, *(f"γ={length}" for length in tried))]
     assert (found.gamma_max, found.policy.gamma) == (stays, stays)
 
 
-@pytest.mark.parametrize("plain", [0.9, 1.01])
+@pytest.mark.parametrize("plain", [1.04, 1.06])
 def test_the_fastest_of_three_losers_does_not_stay(pair, monkeypatch, plain):
     """Costs promise a speedup, and are wrong: plain decoding is in the trial too. Decisions must
-    bring 2%."""
+    bring 2%, and any draft 5%."""
 
     def side_by_side(methods, *_, **__):
         rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in methods}
         took = {name: np.full((2, 1), 1.2) for name in methods}
-        took |= {"preferred": np.ones((2, 1)), timing.PLAIN: np.full((2, 1), plain)}
+        took |= {trials.POLICY: np.ones((2, 1)), timing.PLAIN: np.full((2, 1), plain)}
         return timing.Comparison(took, {}, rows, {})
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
@@ -151,7 +151,7 @@ def test_the_fastest_of_three_losers_does_not_stay(pair, monkeypatch, plain):
     assert isinstance(found, Autoregressive)
     monkeypatch.setattr(trials, "MIN_GAIN_OF_DECISIONS", 1.0)
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
-    assert (found is method) == (plain > 1)
+    assert (found is method) == (plain == 1.06)
 
 
 @pytest.mark.parametrize("emitted", [5, 4])
@@ -225,16 +225,16 @@ def test_who_is_not_tried(pair, monkeypatch):
             assert isinstance(found, Autoregressive)
 
 
-@pytest.mark.parametrize(("cost", "fixed"), [(1.5, 0.99), (1.5, 1.01), (1.7, 0.0)])
+@pytest.mark.parametrize(("cost", "fixed"), [(1.5, 0.94), (1.5, 0.96), (1.7, 0.0)])
 def test_a_length_beside_plain_decoding(pair, monkeypatch, cost, fixed):
     """Where the policy prefers that, a length is tried if it promises more: at α = .6 a token
-    brings 1.6, for 1.5 or for 1.7."""
+    brings 1.6, for 1.5 or for 1.7. It stays if it gains 5%, more than a clock's noise."""
     raced = []
 
     def side_by_side(methods, *_, **__):
         raced.append(methods)
         rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in methods}
-        took = {"preferred": np.ones((2, 1)), "γ=1": np.full((2, 1), fixed)}
+        took = {timing.PLAIN: np.ones((2, 1)), "γ=1": np.full((2, 1), fixed)}
         return timing.Comparison(took, {}, rows, {})
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
@@ -243,8 +243,8 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, cost, fixed):
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, cost={1: cost})
     assert len(raced) == (cost < 1.6)
     for both in raced:
-        assert isinstance(both["preferred"], Autoregressive)
-    assert getattr(found, "gamma_max", 0) == (1 if fixed == 0.99 else 0)
+        assert isinstance(both[timing.PLAIN], Autoregressive)
+    assert getattr(found, "gamma_max", 0) == (1 if fixed == 0.94 else 0)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import collections
 import dataclasses
+import functools
 import json
-import re
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import test_loops
 from experiments.adaptive import board, race
 from pairs import TEXTS
 from specjax import decoding, generate, loop, policies
-from specjax.measure import timing
+from specjax.measure import doubts, phases, timing
 from specjax.policies import Costs
 from specjax.sampling import Sampling
 from specjax.support import command_line as commands
@@ -288,13 +288,32 @@ def test_calls_that_say_nothing():
 def test_a_poor_fit_stops_a_race():
     """By its error, or by its order; a good one does not."""
     found = fitting.fit(LOOPS, calls(noise=0.02))
-    assert race.flaw("draft at T=0", found["policies"], 0.05) == ""
-    poor = race.flaw("draft at T=0", found["policies"], 0.001)
-    assert re.search(r"costs of draft at T=0 fit poorly.*cost_error=0.001", poor)
+    assert doubts.poor_fit("draft at T=0", found["policies"]) == ""
+    poor = doubts.poor_fit("draft at T=0", found["policies"], 0.001)
+    assert "The costs of draft at T=0 fit poorly: a typical call is off by" in poor
     noisy = fitting.fit(LOOPS, calls(noise=0.3))
-    assert "fit poorly" in race.flaw("draft at T=0", noisy["policies"], 0.05)
+    assert "fit poorly" in doubts.poor_fit("draft at T=0", noisy["policies"])
     odd = dataclasses.replace(found["policies"], drop=jnp.float32(0.2))
-    assert "cheaper by up to 20%" in race.flaw("draft at T=0", odd, 0.05)
+    assert "cheaper by up to 20%" in doubts.poor_fit("draft at T=0", odd)
+
+
+def test_a_clock_that_stands_still():
+    """Also one that was set back; the message is not that of a cost of 0."""
+    for seconds in (0.0, -1.0):
+        with pytest.raises(ValueError, match="the clock stands still or went back"):
+            fitting.fit({"a": (2,)}, [({"call": 1, ("a", 0): 1}, 1.0), ({"call": 1}, seconds)])
+    took = dict.fromkeys([("target", 0), ("draft", 0), ("verify", 1), ("round", 1)], 0.0)
+    for table in (phases.medians, functools.partial(phases.pass_times, rows=2)):
+        with pytest.raises(ValueError, match="the clock stands still"):
+            table([took])
+
+
+def test_a_gamma_without_a_cost():
+    """The error names the longest that has one; −1 is not the last."""
+    table = Costs(0.1, [1.0, 1.2])
+    for asked in (lambda: table.v(2), lambda: table.v(-1), lambda: table.overhead(3)):
+        with pytest.raises(ValueError, match=r"gamma=.* must be a whole number in \[0, 1\]"):
+            asked()
 
 
 # --- what is timed ---------------------------------------------------------------------------

@@ -636,6 +636,11 @@ def test_trace_and_replay(command, tmp_path):
         assert outcome.status == 1
         assert said in outcome.stderr, outcome.stderr
         assert outcome.stderr.count("\n") == 1
+    (row,) = lines_of(work / "results.jsonl")
+    row["costs"]["policies"]["error"] = 0.249
+    (work / "results.jsonl").write_text(f"{json.dumps(row)}\n")
+    for page in (job("--policies=heuristic").stdout, (work / "report.md").read_text()):
+        assert "The costs of this trace fit poorly: a typical call is off by 25%" in page
 
 
 def test_the_trail_and_what_was_lost_on_it():

@@ -140,7 +140,18 @@ def test_nothing_follows_from_timings_that_contradict_themselves():
     assert "odd: its timings contradict themselves" in said.words
     busy = recommend([fine, dataclasses.replace(fine, load=5.2)])
     assert busy.draft is None
-    assert busy.words.startswith("No draft is recommended. The machine was busy: ")
+    assert busy.settings.gamma == 0
+    first, guess = busy.words.split("\n")
+    assert first.startswith("No draft is recommended. The machine was busy: ")
+    assert guess.startswith(f"By these timings it would be: Use fine with gamma={fine.gamma}: ")
+
+
+def test_settings_say_what_was_timed():
+    """They hold what the winner was timed with, and without one the first candidate."""
+    known = {"batch_size": 1}
+    for one in (candidate(alpha=0.9), candidate(alpha=0.2)):
+        chosen = recommend([dataclasses.replace(one, tuned_for=known)])
+        assert chosen.settings.tuned_for == known
 
 
 @pytree
@@ -493,9 +504,12 @@ def test_command(command, pair, tmp_path, monkeypatch):
     run = functools.partial(command, f"--config.target={pair.target.name}", f"--workdir={work}")
     first = run()
     assert first.status == 0, first.stderr
-    assert [line.split(" with ")[0] for line in first.progress[-3:]] == [
+    said = [line for line in first.progress if line.startswith(("loading", "measuring"))]
+    assert [line.split(" with ")[0] for line in said] == [
         f"loading the target {pair.target.name}", "measuring draft", "measuring twin"
     ]  # fmt: skip
+    for step in ("timing the phases", "timing plain decoding and speculative, turn 1 of 1"):
+        assert sum(line.startswith(step) for line in first.progress) >= 2
     results = work / "results.jsonl"
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert [row["name"] for row in rows] == [pair.draft.name, pair.twin.name]

@@ -20,6 +20,7 @@ from specjax.measure import timing
 from specjax.policies import Costs
 from specjax.sampling import Greedy, Sampling
 from specjax.settings import Settings
+from specjax.support import files
 from specjax.tuning import fitting, trials
 
 RUN = {"max_new_tokens": 12, "batch_size": 2}
@@ -99,7 +100,7 @@ def test_no_draft_where_none_is_worth_its_time(pair, costs, monkeypatch):
     costs(Costs(9.0, [1.0] * 4))
     settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=3, policy="goodput", **RUN)
     assert (settings.gamma, settings.policy, settings.costs) == (0, "", None)
-    assert "No draft is worth its time" in str(settings)
+    assert "No draft is worth its time: none pays by its costs and α" in str(settings)
     used = loops(monkeypatch)
     found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
     assert found.tokens == specjax.generate(pair.target, None, TEXTS, **RUN).tokens
@@ -109,17 +110,22 @@ def test_no_draft_where_none_is_worth_its_time(pair, costs, monkeypatch):
 @pytest.mark.sweep
 @pytest.mark.parametrize("fixed", [True, False])
 def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
-    """Drafts of one length that are faster, or the policy. The trial's texts are from all over the
-    list, and its draws are not those of a run with the same key."""
+    """Drafts of one length that are faster, or the policy, by every other batch; the speedup is of
+    the rest. The trial's texts are from all over the list, and its draws are not those of a run
+    with the same key."""
     tried = []
 
     def side_by_side(methods, target, texts, *, key, batch_size, **options):
         tried.append((texts, batch_size))
         assert key != jax.random.key(0)
-        per_token = dict.fromkeys(methods, 1.1) | {"preferred": 1.0}
+        per_token = dict.fromkeys(methods, 1.1) | {trials.POLICY: 1.0}
         per_token |= {"γ=2": 0.9} if fixed else {}
-        by = {name: np.array([[9.0], [seconds]]) for name, seconds in per_token.items()}
-        rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in by}
+        reported = dict.fromkeys(methods, 5.0) | {timing.PLAIN: 7.5}  # of the other batch
+        by = {
+            name: np.array([[9.0, 9.0], [seconds, reported[name]]])
+            for name, seconds in per_token.items()
+        }
+        rows = {name: [[types.SimpleNamespace(emitted=1)] * 2] * 2 for name in by}
         return timing.Comparison(by, {}, rows, {})
 
     # At α = .6 two tokens bring 1.96 for 1.4, most of all.
@@ -130,8 +136,10 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
     settings = specjax.tune(pair.target, pair.draft, many, **options)
     assert tried == [(decoding.tokenize(pair.target, TEXTS[:1] * 4), 2)]
     assert (settings.gamma, settings.policy) == ((2, "") if fixed else (3, "lookahead"))
+    assert "1.50 times as fast as plain decoding, on 2 inputs that did not choose" in str(settings)
     used = loops(monkeypatch)
-    specjax.generate(pair.target, pair.draft, TEXTS[:1], settings=settings, max_new_tokens=2)
+    with pytest.warns(UserWarning, match="tuned for something else: batch_size was 2 and is 1\\. "):
+        specjax.generate(pair.target, pair.draft, TEXTS[:1], settings=settings, max_new_tokens=2)
     kind = "Constant" if fixed else "Lookahead"
     assert (type(used[0].policy).__name__, used[0].gamma_max) == (kind, settings.gamma)
 
@@ -184,6 +192,7 @@ def test_a_tree_is_tuned(pair, costs):
         Settings(0, words="why"),
         Settings(3, "goodput", Costs(0.1, [1.0, 1.5], alpha=0.5), widths=(1, 2), rule="block"),
         Settings(2, "nodes", Costs(0.1, [1.0, 1.5]), tree="fixed(2, 1)"),
+        Settings(np.int64(3), widths=[np.int32(2)], tuned_for={"batch_size": 8}),
     ],
 )
 def test_kept_in_a_file(settings, tmp_path):
@@ -205,12 +214,77 @@ def test_a_file_of_something_else(text, tmp_path):
         Settings.load(tmp_path / "settings.json")
 
 
+COSTS = {"draft": 0.1, "verify": [1.0, 1.1]}
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("gamma", [None, False, "", [], "3", 2.5, -1, 2**31]),
+        ("widths", [5, "12", None, [0], ["2"], [1.5]]),
+        ("policy", [5, None]),
+        ("rule", [{}]),
+        ("tree", [[1]]),
+        ("words", [5]),
+        ("tuned_for", [None, ["batch_size"]]),
+        ("costs", [5, [], {}, "x", True, {"draft": 0.1}, COSTS | {"what": 1}]),
+        ("verify", [COSTS | {"verify": bad} for bad in (5, {"a": 1}, [], [0.0], ["1"], [None])]),
+        ("draft", [COSTS | {"draft": bad} for bad in ({}, None, "x", -0.1)]),
+        ("rest", [COSTS | {"rest": bad} for bad in ("x", [1.0], [1.0] * 3, {})]),
+        ("alpha", [COSTS | {"alpha": 1.5}]),
+        ("error", [COSTS | {"error": "x"}]),
+        ("call", [COSTS | {"call": "x"}]),
+    ],
+)
+def test_what_a_file_of_settings_may_hold(field, values, tmp_path):
+    """The message has the file and the field."""
+    file = tmp_path / "settings.json"
+    for value in values:
+        of_costs = isinstance(value, dict) and "draft" in value
+        row = {"gamma": 3} | {"costs" if of_costs else field: value}
+        files.write_json(file, row)
+        with pytest.raises(ValueError, match=rf"settings\.json holds no settings: .*{field}"):
+            Settings.load(file)
+
+
+def test_settings_of_another_use_are_named(pair):
+    """Each condition that differs, once for all; a file without them says nothing."""
+    run = {"max_new_tokens": 2, "batch_size": 2}
+    method = decoding.build(pair.target, pair.draft, gamma=2, sampling=Greedy())
+    same = decoding.conditions(method, pair.target, pair.draft, 2, 2)
+    assert decoding.conditions(method, pair.target, pair.draft.name, 2, 2) == same
+    for known in ({}, same):
+        settings = Settings(2, tuned_for=known)
+        specjax.generate(pair.target, pair.draft, TEXTS[:2], settings=settings, **run)
+    other = {"batch_size": 8, "sampling": "temperature=0.7", "draft": "small with 3 numbers"}
+    settings = Settings(2, tuned_for=same | other)
+    said = (
+        r"batch_size was 8 and is 2; draft was 'small with 3 numbers' and is 'draft with [\d,]+ "
+        "numbers'; sampling was 'temperature=0.7' and is 'temperature=0'. They may be slow"
+    )
+    for function in (specjax.generate, specjax.stream):
+        with pytest.warns(UserWarning, match=said) as seen:
+            function(pair.target, pair.draft, TEXTS[:2], settings=settings, **run)
+        assert len(seen) == 1
+
+
+def test_whatever_settings_replace_is_refused_beside_them(pair):
+    """All that `decoding.build` takes but the pair and the sampling."""
+    given = {
+        "gamma": 2, "rule": "block", "policy": "svip", "widths": (1,), "budget": "fixed(8)",
+        "sizes": (4,), "tree": "fixed(2, 1)",
+    }  # fmt: skip
+    kept = {"target", "draft", "sampling", "check_tokens"}
+    assert set(given) == set(inspect.signature(decoding.build).parameters) - kept
+    for function in (specjax.generate, specjax.stream):
+        for name, value in given.items():
+            with pytest.raises(ValueError, match=f"settings and {name} are both given"):
+                function(pair.target, pair.draft, TEXTS, settings=Settings(2), **{name: value})
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"settings": Settings(2), "gamma": 2}, "settings and gamma are both given"),
-        ({"settings": Settings(2), "widths": (1,)}, "settings and widths are both given"),
-        ({"settings": Settings(2), "policy": "svip"}, "settings and policy are both given"),
         ({"tree": "fixed(2, 1)", "gamma": 2}, "gamma=2 beside tree="),
         ({"sampling": Greedy(), "top_k": 3}, "beside temperature, top_k"),
         ({"temperature": 0.7}, "no key is given"),

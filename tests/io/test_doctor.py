@@ -338,7 +338,7 @@ def test_a_plain_loop_that_is_wrong(pair, planted):
 
 def p_values(found):
     """What the line of the distribution says of plain decoding and of speculation."""
-    return [float(value) for value in re.findall(r"p=([^ ,]+)", found["draws"].seen)]
+    return [float(value) for value in re.findall(r"(?:plain|ve) ([^ ,;]+)", found["draws"].seen)]
 
 
 # --- distributions
