@@ -188,7 +188,7 @@ def first(target: checkpoints.Checkpoint, config) -> list[dict[str, str]]:
 def loss(model: checkpoints.Checkpoint, examples, *, shuffle: bool = False) -> float:
     """Nats per held-out target token."""
     whole = not model.config.is_encoder_decoder
-    pairs = batches.encode(examples, model.tokenizer, decoder_only=whole)
+    pairs = batches.encode(examples, model.tokenizer, decoder_only=whole, eos_ids=model.eos_ids)
     if shuffle:
         pairs = evaluation.shuffled(pairs)
     buckets = TEXT_BUCKETS if whole else BUCKETS
