@@ -1,7 +1,6 @@
 """Training: what is learned, what is written, and that an interrupted run is the same run."""
 
 import dataclasses
-import functools
 import json
 import math
 
@@ -146,21 +145,26 @@ def test_a_finished_run_is_not_trained_again(whole, config, capsys):
 
 
 def test_a_workdir_keeps_its_settings(tmp_path):
-    """Other ones are refused once there is a checkpoint; more steps are not."""
+    """Other ones are refused once there is a checkpoint; more steps are not.
+
+    An attempt that is refused later writes nothing."""
     work = tmp_path / "work"
     work.mkdir()
 
-    def claim(**changes):
+    def claim(*, checked=True, **changes):
         config = ml_collections.ConfigDict({"steps": 8, "seed": 0, "tokenizer": ""} | changes)
-        workdirs.claim(work, config, may_grow=("steps",))
-        return json.loads((work / "config.json").read_text())["steps"]
+        mark = workdirs.claim(work, config, may_grow=("steps",))
+        if checked:
+            mark()
+        return json.loads((work / "config.json").read_text())["steps"] if any(work.iterdir()) else 0
 
+    assert claim(checked=False) == 0
     claim(seed=1)
     (work / "tokenizer").mkdir()
     (work / "provenance.json").write_text("{}")
     assert claim() == 8  # a start that failed before it made anything holds nothing
     (work / "checkpoints" / "4").mkdir(parents=True)
-    assert claim() == claim() == 8
+    assert claim() == claim(steps=12, checked=False) == claim() == 8
     words = r"seed was 0 and is 1; tokenizer was '' and is 'x'\. Name"
     with pytest.raises(ValueError, match=words):
         claim(seed=1, tokenizer="x")
@@ -168,6 +172,23 @@ def test_a_workdir_keeps_its_settings(tmp_path):
     with pytest.raises(ValueError, match="steps was 9 and is 8"):
         claim()
     assert json.loads((work / "config.json").read_text())["steps"] == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", '{"model_type": "t5", "steps": 8}'),
+        ("config.json", "[]"),
+        ("model.gguf", ""),
+        ("model-00001-of-00002.safetensors", ""),
+        ("samples.jsonl", "{}"),
+    ],
+)
+def test_a_workdir_with_something_else_is_refused(name, content, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=f"{name}.*Name another"):
+        workdirs.claim(tmp_path, ml_collections.ConfigDict({"steps": 8}))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: content}
 
 
 def test_a_run_keeps_its_data_and_models(tmp_path):
@@ -178,7 +199,12 @@ def test_a_run_keeps_its_data_and_models(tmp_path):
         "models": {"teacher": {"model.safetensors": "8 bytes, c"}},
     }  # fmt: skip
     first, more = {"from": 0, "steps": 4}, {"from": 4, "steps": 6}
-    claim = functools.partial(loop.claim, tmp_path)
+
+    def claim(*given, **how):
+        mark = loop.claim(tmp_path, *given, **how)
+        loop.files.write_json(tmp_path / "provenance.json", mark)
+        return mark["schedules"]
+
     assert claim({"sha256": {"train": "b"}}, begin=0, steps=9)  # replaced: nothing was trained
     assert claim(began, begin=0, steps=4) == [first]
     assert claim({**began, "python": "3.12.0"}, begin=2, steps=4) == [first]
@@ -352,6 +378,10 @@ def test_scores():
         ({"eval_examples": -1}, "eval_examples=-1 must be a whole number ≥ 1"),
         ({"max_examples": -1}, "max_examples=-1 must be a whole number ≥ 0"),
         ({"target_tokens": 1}, "target_tokens=1 must be at least 104"),
+        ({"buckets": ()}, r"buckets=\(\) must be pairs of lengths"),
+        ({"buckets": 24}, "buckets=24 must be pairs of lengths"),
+        ({"buckets": ((24,),)}, "must be pairs of lengths"),
+        ({"buckets": ((0, 0),)}, "a target in buckets=0 must be a whole number ≥ 1"),
         ({"model": {"d_model": 0}}, "model.d_model=0 must be a whole number ≥ 1"),
         ({"model": {"num_heads": 0}}, "model.num_heads=0 must be a whole number ≥ 1"),
         ({"model": {"d_kv": "8"}}, "model.d_kv='8' must be a whole number ≥ 1"),
