@@ -1,16 +1,21 @@
 """Training: what is learned, what is written, and that an interrupted run is the same run."""
 
 import dataclasses
+import itertools
 import json
 import math
+import os
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
+import tokenizers
 from flax import nnx
 from matplotlib.figure import Figure
+from tokenizers import models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from configs import train as configured
 from experiments.train import (
@@ -28,6 +33,7 @@ from experiments.train.config import TrainConfig
 from experiments.train.train_drafter import DrafterConfig
 from specjax import checkpoints, tasks
 from specjax.models.t5 import T5Config, UMT5Config
+from specjax.support import files as files_of
 from specjax.support.files import Rows, only_writer
 from specjax.tasks.examples import Example
 
@@ -247,6 +253,77 @@ def test_one_process_trains_in_a_directory(config, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_start_that_is_refused_writes_nothing(config, tmp_path):
+    """Data and models are checked first, here by a tokenizer that cannot be made."""
+    refused = dataclasses.replace(config, vocab_size=9)
+    with pytest.raises(ValueError, match="vocab_size=9: bytes and specials alone"):
+        train.run(refused, tmp_path, lambda: pytest.fail("it was not checked"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_embedded_pairs_are_many(monkeypatch, capsys):
+    monkeypatch.setattr(tasks, "stream", lambda *_, **__: [])
+    loop.read_data(loop.LoopConfig(task="parse"))
+    assert "some 450,000 pairs: that takes minutes. --config.task=jsonl" in capsys.readouterr().err
+
+
+# --- checkpoints that are cut --------------------------------------------------------------------
+
+
+def counted(directory, steps, **options):
+    """A run whose only number is how many steps it took."""
+    config = loop.LoopConfig(
+        steps=steps, checkpoint_every=2, log_every=2, eval_every=9, optimizer="adafactor", **options
+    )
+
+    def step(progress, batch, at):
+        return progress._replace(params=progress.params + 1), jnp.float32(at)
+
+    batch = batches.collate([Pair(np.ones(1, np.int32), np.ones(1, np.int32))], (1, 1))
+    begin = loop.Progress(jnp.zeros(()), jnp.zeros(()))
+    done = loop.fit(
+        begin, step, lambda *_: itertools.repeat(batch), lambda *_: {}, config, directory
+    )
+    return float(done.params)
+
+
+@pytest.mark.parametrize("damage", ["cut", "short of a file", "empty"])
+def test_a_damaged_checkpoint_is_left_for_the_one_before(damage, tmp_path, capfd):
+    assert counted(tmp_path, 4) == 4
+    last = tmp_path / "checkpoints" / "4"
+    for file in sorted(path for path in last.rglob("*") if path.is_file()):
+        if damage == "cut":
+            os.truncate(file, file.stat().st_size // 2)
+        elif damage == "empty" or "manifest" in file.name or file.name == "_METADATA":
+            file.unlink()
+    assert counted(tmp_path, 6) == 6
+    said = capfd.readouterr().err
+    assert "cannot be read" in said
+    assert "renamed to 4.damaged, and the run goes on from step 2." in said
+    assert {path.name for path in last.parent.iterdir()} == {"4.damaged", "4", "6"}
+    steps = [row["step"] for row in files_of.read_rows(tmp_path / "metrics.jsonl")]
+    assert [step for step in steps if step != 6] == [2, 4]
+
+
+def test_no_checkpoint_can_be_read(tmp_path):
+    counted(tmp_path, 2)
+    for file in (tmp_path / "checkpoints" / "2").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"No checkpoint in .* can be read \(of step 2: .* backup"):
+        counted(tmp_path, 4)
+    assert (tmp_path / "checkpoints" / "2").is_dir()
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise ValueError("RESOURCE_EXHAUSTED: Failed writing 'x'\nmore")
+
+    monkeypatch.setattr(loop.ocp.CheckpointManager, "save", full)
+    with pytest.raises(ValueError, match=r"step 2 in .* \(RESOURCE.*Make room, and give"):
+        counted(tmp_path, 4)
+
+
 @pytest.mark.slow
 def test_a_draft_learns_its_teachers_probabilities(whole, config, tmp_path):
     directory, _ = whole
@@ -356,6 +433,47 @@ def test_shuffling_gives_every_target_another_source():
     mixed = evaluation.shuffled(pairs)
     assert [p.source[0] for p in mixed] == [1, 2, 3, 0]
     assert [p.target[0] for p in mixed] == [10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("marks", ["$A </s>", "<s> $A", "<s> $A </s>", "$A"])
+def test_a_target_ends_once_and_begins_with_no_start_token(marks):
+    """Whatever a tokenizer adds; sources are as it makes them."""
+    made = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<e>": 4}))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["<s>", "</s>", "<e>"])
+    ids = [("<s>", 0), ("</s>", 1)]
+    made.post_processor = processors.TemplateProcessing(single=marks, special_tokens=ids)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    examples = [Example("a ", text) for text in ("a b", "<s> b", "b </s>", "b <e>", "")]
+    for whole in (False, True):
+        pairs = batches.encode(examples, tokenizer, decoder_only=whole, eos_ids=(1, 4))
+        found = [pair.target.tolist() for pair in pairs]
+        begun = [2] if whole else []
+        if not whole:
+            assert pairs[0].source.tolist() == tokenizer("a")["input_ids"]
+            assert found[1] == [3, 1]
+        assert [found[i] for i in (0, 2, 3, 4)] == [
+            [*begun, 2, 3, 1], [*begun, 3, 1], [*begun, 3, 4], [*begun, 1]
+        ]  # fmt: skip
+    assert batches.encode(examples[:1], tokenizer, eos_ids=(4,))[0].target.tolist() == [2, 3, 4]
+    tokenizer.eos_token = None
+    assert batches.encode(examples[:1], tokenizer, eos_ids=(4,))[0].target.tolist() == [2, 3, 4]
+    with pytest.raises(ValueError, match="tokenizer has no EOS, which every target ends with"):
+        batches.encode(examples, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        ([[5, 6, 1], [5, 5, 5]], ""),
+        ([[5, 6, 7], [5, 6, 8]], "of 2 greedy outputs none has an end"),
+        ([[5, 5, 5], [6, 6, 6, 1]], "of 2 greedy outputs each is one token over and over"),
+        ([[5, 1], [6, 1]], ""),
+        ([[], []], ""),
+    ],
+)
+def test_odd_outputs(outputs, said):
+    assert evaluation.oddity(outputs, [1]).partition(". If")[0] == said
 
 
 def test_scores():
