@@ -65,6 +65,7 @@ def encode(
       ValueError: neither the tokenizer nor the model has an end id.
     """
     end = tokenizers.end_id(tokenizer, eos_ids)
+    ends = {end, *eos_ids}
     parts = tqdm(
         range(0, len(examples), PART), "encoding", unit="pair", unit_scale=PART, delay=2,
         mininterval=1, leave=False,
@@ -77,8 +78,11 @@ def encode(
         for source, ids in zip(sources, _ids(tokenizer, texts, marks=False), strict=True):
             # Training puts the start token before every target; a chat template has written it.
             begun = ids[ids[:1] == [tokenizer.bos_token_id] :]
-            ended = begun if begun[-1:] and begun[-1] in (end, *eos_ids) else [*begun, end]
-            pairs.append(Pair(np.array(source, np.int32), np.array(ended, np.int32)))
+            while len(begun) > 1 and begun[-2] in ends:
+                begun.pop()
+            if not begun or begun[-1] not in ends:  # a chat template may have written it
+                begun.append(end)
+            pairs.append(Pair(np.array(source, np.int32), np.array(begun, np.int32)))
     return pairs
 
 

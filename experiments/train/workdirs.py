@@ -9,9 +9,10 @@ from specjax.support import files, runs
 # What runs write, and what holds weights: beside it lies the config.json of a run, or it is not
 # the run's.
 WRITTEN = (
-    "checkpoints", "curve.png", "drafter", "final.json", "head.npz", "metrics.jsonl", "model",
-    "prefixes", "provenance.json", "report.md", "results.jsonl", "runs", "samples.jsonl", "start",
-    "target", "tokenizer", "tokenizer.json", "*.safetensors", "*.bin", "*.gguf", "*.msgpack",
+    "checkpoint", "checkpoints", "curve.png", "drafter", "final.json", "head.npz", "metrics.jsonl",
+    "model", "prefixes", "provenance.json", "report.md", "results.jsonl", "runs", "samples.jsonl",
+    "start", "target", "tokenizer", "tokenizer.json", "*.bin", "*.gguf", "*.model", "*.msgpack",
+    "*.safetensors",
 )  # fmt: skip
 MADE = ("final.json", "results.jsonl")  # by a run that began to work, beside its checkpoints
 

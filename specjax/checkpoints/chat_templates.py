@@ -44,6 +44,7 @@ def render(template: str, messages: list[dict[str, Any]], fields: dict[str, Any]
             child.stdin.flush()
             answer = child.stdout.readline()
         except BaseException as error:  # an answer that nobody has read belongs to no later chat
+            child.kill()
             _end(child)
             if not isinstance(error, BrokenPipeError):
                 raise

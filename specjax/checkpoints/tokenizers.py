@@ -164,7 +164,7 @@ def chat_prompt(
             raise ValueError("continue_final_message and add_generation_prompt exclude each other")
         template = tokenizer.get_chat_template(tools=fields.get("tools"))
         if unread := [key for key in fields if key not in (*FOLLOWED, *READ.findall(template))]:
-            raise ValueError(f"it does not read {', '.join(unread)}")
+            raise ValueError(f"it does not read {', '.join(map(ascii, unread))}")
         return chat_templates.render(template, turns, tokenizer.special_tokens_map | fields)
     except Exception as error:  # of transformers, of any kind
         reason = str(error).strip().split("\n")[0]

@@ -163,8 +163,8 @@ def test_the_task_of_questions_has_prompts(chat_model, written):
         ({"messages": [{"role": "a", "content": None}]}, "role and content are texts. Give {"),
         ({"messages": CHAT, "tools": {}}, "tools={} should be a list. Or give the prompt itself"),
         ({"messages": CHAT, "add_generation_prompt": 1}, "add_generation_prompt=1 should be true"),
-        ({"messages": CHAT, "documents": [{}]}, "(it does not read documents). Or give"),
-        ({"messages": CHAT, "chat_template_kwargs": {"name": 1}}, "(it does not read name)"),
+        ({"messages": CHAT, "documents": [{}]}, "(it does not read 'documents'). Or give"),
+        ({"messages": CHAT, "chat_template_kwargs": {"name": 1}}, "(it does not read 'name')"),
         ({"messages": CHAT, "functions": []}, "functions is not followed: what the template reads"),
         ({"messages": CHAT, "chat_template": "x"}, "chat_template is not followed"),
         (

@@ -444,7 +444,7 @@ def test_a_target_ends_once_and_begins_with_no_start_token(marks):
     ids = [("<s>", 0), ("</s>", 1)]
     made.post_processor = processors.TemplateProcessing(single=marks, special_tokens=ids)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
-    examples = [Example("a ", text) for text in ("a b", "<s> b", "b </s>", "b <e>", "")]
+    examples = [Example("a ", text) for text in ("a b", "<s> b", "b </s> <e>", "b <e>", "")]
     for whole in (False, True):
         pairs = batches.encode(examples, tokenizer, decoder_only=whole, eos_ids=(1, 4))
         found = [pair.target.tolist() for pair in pairs]
