@@ -39,6 +39,8 @@ def render(template: str, messages: list[dict[str, Any]], fields: dict[str, Any]
     line = json.dumps(asked, default=str) + "\n"
     with LOCK:
         child = _child()
+        assert child.stdin is not None
+        assert child.stdout is not None
         try:
             child.stdin.write(line)
             child.stdin.flush()
@@ -82,9 +84,9 @@ def _end(child: subprocess.Popen) -> int:
     """End the process, and return its status; the next chat starts another."""
     _child.cache_clear()
     atexit.unregister(_end)
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.close()
-    child.stdout.close()
+    for stream in filter(None, (child.stdin, child.stdout)):
+        with contextlib.suppress(BrokenPipeError):
+            stream.close()
     return child.wait()
 
 
