@@ -57,13 +57,20 @@ def make_tokenizer(
         return tokenizers.load(own)
 
 
-def shape_of(config: TrainConfig, tokenizer: Any) -> Any:
-    """The `T5Config`, `GPTConfig` or `LlamaConfig` of a new model."""
+def shape_of(
+    config: TrainConfig, tokenizer: Any, start: checkpoints.Checkpoint | None = None
+) -> Any:
+    """The `T5Config`, `GPTConfig` or `LlamaConfig` of a new model, or that of `start`."""
+    if start is not None:
+        check_vocabulary(config, "start", start, tokenizer)
+        return start.config
     family = checkpoints.FAMILIES[config.family]
     ids = {"bos_token_id": end_id(tokenizer)} if config.decoder_only else {}
     pad = tokenizer.pad_token_id
     ids["pad_token_id"] = batches.FILLER if pad is None else pad
-    return family.config_class(vocab_size=len(tokenizer), **ids, **config.model)
+    shape = family.config_class(vocab_size=len(tokenizer), **ids, **config.model)
+    meshes.check(shape, config.mesh)
+    return shape
 
 
 def begin(

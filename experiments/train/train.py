@@ -103,12 +103,7 @@ def _run(
     own = directory / "tokenizer"
     tokenizer = beginning.make_tokenizer(config, data["train"], own if begin else None, start)
     eos_ids = () if start is None else start.eos_ids
-    if start is None:
-        shape = beginning.shape_of(config, tokenizer)
-        meshes.check(shape, config.mesh)
-    else:
-        shape = start.config
-        beginning.check_vocabulary(config, "start", start, tokenizer)
+    shape = beginning.shape_of(config, tokenizer, start)
     placement = meshes.placement_for(shape, config.mesh)
     graphdef, params = beginning.begin(config, shape, tokenizer, placement)
     layout = Layout.of(graphdef, params, placement)

@@ -47,9 +47,7 @@ def tokenize(
     limit = checkpoint.max_source_len if max_source_len is None else max_source_len
     whole("max_source_len", limit, "[1, ∞)")
 
-    @functools.cache
-    def marks() -> tuple[list[int], list[int]]:
-        return tokenizers.marks(checkpoint.tokenizer)
+    marks = functools.cache(functools.partial(tokenizers.marks, checkpoint.tokenizer))
 
     def encode(text: Text) -> list[int]:
         if isinstance(text, str):
