@@ -103,9 +103,9 @@ def score(task: str, outputs: Sequence[str], examples: Sequence[Example]) -> dic
 def oddity(outputs: Sequence[Sequence[int]], eos_ids: Sequence[int]) -> str:
     """What is odd in greedy outputs that should have been learned; "": nothing."""
     outputs = [ids for ids in outputs if ids]
-    same = [len(ids) > 2 and len({*ids} - {*eos_ids}) <= 1 for ids in outputs]
+    same = [len({*ids} - {*eos_ids}) <= (len(ids) > 2) for ids in outputs]
     if outputs and all(same):
-        what = "each is one token over and over"
+        what = "each is empty, or one token over and over"
     elif outputs and not any(ids[-1] in eos_ids for ids in outputs):
         what = "none has an end"
     else:
