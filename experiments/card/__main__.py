@@ -71,6 +71,7 @@ WHAT = {
 def main(_) -> None:
     config = flags.FLAGS.config
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
+    check(workdir)
     card = measure(config)
     files.write_json(workdir / "card.json", card)
     files.write_text(workdir / "README.md", readme(config, card))
@@ -78,6 +79,18 @@ def main(_) -> None:
         print(f"{'pass' if passed else 'FAIL'}  {name}")
     print(f"The card is {workdir / 'README.md'}.")
     sys.exit(0 if all(card["checks"].values()) else 1)
+
+
+def check(workdir: pathlib.Path) -> None:
+    """Raise ValueError if a file that would be replaced is no family's card."""
+    card = workdir / "card.json"
+    mine = card.is_file() and {"checks", "alpha", "losses"} <= files.read_json(card).keys()
+    there = [name for name in ("README.md", "card.json") if (workdir / name).exists()]
+    if there and not mine:
+        raise ValueError(
+            f"--workdir={workdir} holds a {there[0]} that is no family's card. Name another "
+            "directory."
+        )
 
 
 def measure(config) -> dict[str, Any]:
@@ -188,7 +201,7 @@ def first(target: checkpoints.Checkpoint, config) -> list[dict[str, str]]:
 def loss(model: checkpoints.Checkpoint, examples, *, shuffle: bool = False) -> float:
     """Nats per held-out target token."""
     whole = not model.config.is_encoder_decoder
-    pairs = batches.encode(examples, model.tokenizer, decoder_only=whole)
+    pairs = batches.encode(examples, model.tokenizer, decoder_only=whole, eos_ids=model.eos_ids)
     if shuffle:
         pairs = evaluation.shuffled(pairs)
     buckets = TEXT_BUCKETS if whole else BUCKETS

@@ -42,8 +42,9 @@ def main(_) -> None:
     config = flags.FLAGS.config
     check_counts(config)
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
-    claim(workdir, config)
+    mark = claim(workdir, config)
     lab = Laboratory(config, workdir)
+    mark()
     if flags.FLAGS.measure:
         fill(lab)
     show(lab)

@@ -191,7 +191,9 @@ def perplexity(target: Checkpoint, examples: Sequence[Example], rows: int) -> fl
     Of a decoder-only model input and reference are one text, and its first token is given.
     """
     encodes = target.config.is_encoder_decoder
-    pairs = batches.encode(examples, target.tokenizer, decoder_only=not encodes)
+    pairs = batches.encode(
+        examples, target.tokenizer, decoder_only=not encodes, eos_ids=target.eos_ids
+    )
     start = [target.start_id] if encodes else []
     texts = [[*start, *pair.target.tolist()][: LONGEST + 1] for pair in pairs]
     sources = [

@@ -209,7 +209,7 @@ def counts_in(path: pathlib.Path, config, target: checkpoints.Checkpoint) -> ngr
     print(f"Counting n-grams of the training split into {path}.")
     examples = load_examples(config, "train")
     whole = not target.config.is_encoder_decoder
-    pairs = batches.encode(examples, target.tokenizer, decoder_only=whole)
+    pairs = batches.encode(examples, target.tokenizer, decoder_only=whole, eos_ids=target.eos_ids)
     sequences = (pair.target.tolist() for pair in pairs)
     counts = ngram.count(sequences, target.model.vocab_size, target.start_id)
     ngram.save(path, counts)

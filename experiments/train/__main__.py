@@ -47,21 +47,20 @@ def run(config, directory: str) -> None:
     workdir = command_line.make_workdir(directory)
     if "draft" in config:
         head = train_head.HeadConfig(**fields_of(config))
-        claim(workdir, config)
-        print(json.dumps(train_head.run(head, workdir), indent=2))
+        print(json.dumps(train_head.run(head, workdir, claim(workdir, config)), indent=2))
         print(f"The head is {workdir / 'head.npz'}; policies look for it beside the draft.")
         return
     if "drafter" in config:
         chosen = train_drafter.DrafterConfig(**fields_of(config))
-        claim(workdir, config, may_grow=("steps",))
-        print(json.dumps(train_drafter.run(chosen, workdir), indent=2))
+        mark = claim(workdir, config, may_grow=("steps",))
+        print(json.dumps(train_drafter.run(chosen, workdir, mark), indent=2))
         made = workdir / "target"
         target = made if made.is_dir() else chosen.target
         print(f"The drafter is {workdir / 'drafter'}: name it as the draft of {target}.")
         return
     settings = TrainConfig(**fields_of(config))
-    claim(workdir, config, may_grow=("steps",), free=("mesh",))
-    print(json.dumps(train.run(settings, workdir), indent=2))
+    mark = claim(workdir, config, may_grow=("steps",), free=("mesh",))
+    print(json.dumps(train.run(settings, workdir, mark), indent=2))
     print(f"The model is in {workdir / 'model'}, its loss curve in {workdir / 'curve.png'}.")
 
 

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from specjax.checkpoints import tokenizers
+from specjax.decoding.texts import cut
 from specjax.tasks.examples import Example
 
 FILLER = 0  # the id after the end of a row; a tokenizer may use it for a token
@@ -21,7 +23,7 @@ PART = 5000  # pairs that are encoded at once: a tokenizer keeps much more than 
 
 
 class Batch(NamedTuple):
-    """A batch of padded rows; EOS is the last id of each row.
+    """A batch of padded rows; an end id is the last id of each target.
 
     Only the lengths say what is padding: the id that fills the rest of a row may be a token.
     """
@@ -38,38 +40,55 @@ class Batch(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Ids of one example, EOS included; for a decoder-only model the source is empty."""
+    """Ids of one example, its end id included; for a decoder-only model the source is empty."""
 
     source: np.ndarray
     target: np.ndarray
 
 
-def encode(examples: Sequence[Example], tokenizer, *, decoder_only: bool = False) -> list[Pair]:
-    """The ids of examples, by a transformers tokenizer of `experiments.train.tokenizer`.
+def encode(
+    examples: Sequence[Example],
+    tokenizer,
+    *,
+    decoder_only: bool = False,
+    eos_ids: Sequence[int] = (),
+) -> list[Pair]:
+    """The ids of examples. A target ends with the model's end id once, whatever the tokenizer adds.
 
     For a decoder-only model input and target are one text, all of which is to be learned.
+
+    Args:
+      tokenizer: of transformers.
+      eos_ids: of the model; none: it ends with the tokenizer's EOS.
+
+    Raises:
+      ValueError: neither the tokenizer nor the model has an end id.
     """
+    end = tokenizers.end_id(tokenizer, eos_ids)
+    ends = {end, *eos_ids}
     parts = tqdm(
         range(0, len(examples), PART), "encoding", unit="pair", unit_scale=PART, delay=2,
         mininterval=1, leave=False,
     )  # fmt: skip
-    return [
-        pair
-        for at in parts
-        for pair in _encode(examples[at : at + PART], tokenizer, decoder_only=decoder_only)
-    ]
+    pairs: list[Pair] = []
+    for at in parts:
+        part = examples[at : at + PART]
+        texts = [e.input + e.target if decoder_only else e.target for e in part]
+        sources = [()] * len(part) if decoder_only else _ids(tokenizer, [e.input for e in part])
+        for source, ids in zip(sources, _ids(tokenizer, texts, marks=False), strict=True):
+            # Training puts the start token before every target; a chat template has written it.
+            begun = ids[ids[:1] == [tokenizer.bos_token_id] :]
+            while len(begun) > 1 and begun[-2] in ends:
+                begun.pop()
+            if not begun or begun[-1] not in ends:  # a chat template may have written it
+                begun.append(end)
+            pairs.append(Pair(np.array(source, np.int32), np.array(begun, np.int32)))
+    return pairs
 
 
-def _encode(examples: Sequence[Example], tokenizer, *, decoder_only: bool) -> list[Pair]:
-    if decoder_only:
-        whole = tokenizer([e.input + e.target for e in examples], add_special_tokens=False)
-        end, nothing = [tokenizer.eos_token_id], np.zeros(0, np.int32)
-        # Training puts the start token before every text; a chat template has written it already.
-        begun = [ids[ids[:1] == [tokenizer.bos_token_id] :] for ids in whole["input_ids"]]
-        return [Pair(nothing, np.array(ids + end, np.int32)) for ids in begun]
-    texts = [text for example in examples for text in (example.input, example.target)]
-    ids = [np.array(row, np.int32) for row in tokenizer(texts)["input_ids"]]
-    return [Pair(*pair) for pair in zip(ids[::2], ids[1::2], strict=True)]
+def _ids(tokenizer, texts: list[str], *, marks: bool = True) -> list[list[int]]:
+    # Not verbose: buckets decide what is too long, and need no warning.
+    return tokenizer(texts, add_special_tokens=marks, verbose=False)["input_ids"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,13 +152,18 @@ def left_out(pairs: Sequence[Pair], buckets: Sequence[tuple[int, int]]) -> int:
     return len(pairs) - int(fits.sum())
 
 
-def truncated(pairs: Sequence[Pair], longest: int) -> list[Pair]:
-    """The pairs with sources of at most so many ids, of which the last stays: it is EOS."""
+def truncated(pairs: Sequence[Pair], longest: int, mark: Sequence[int] = ()) -> list[Pair]:
+    """The pairs with sources of at most so many ids, as `decoding.tokenize` cuts them.
 
-    def cut(source: np.ndarray) -> np.ndarray:
-        return source if len(source) <= longest else np.append(source[: longest - 1], source[-1])
-
-    return [Pair(cut(pair.source), pair.target) for pair in pairs]
+    Args:
+      mark: ids that the tokenizer puts behind every text, which stay.
+    """
+    return [
+        pair
+        if len(pair.source) <= longest
+        else Pair(np.array(cut(pair.source.tolist(), longest, mark), np.int32), pair.target)
+        for pair in pairs
+    ]
 
 
 def lengths(pairs: Sequence[Pair]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The tokenizer of a training run, and its model before the first step."""
 
 import pathlib
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from experiments.train import tokenizer as tokenizers
 from experiments.train.config import TrainConfig
 from experiments.train.grow import grow
 from specjax import checkpoints
+from specjax.checkpoints.tokenizers import end_id
 from specjax.models.layers import arrange
 from specjax.models.sharding import DATA, Placement
 from specjax.models.t5 import T5
@@ -23,16 +25,18 @@ from specjax.tasks.examples import Example
 def make_tokenizer(
     config: TrainConfig,
     examples: Sequence[Example],
-    directory: pathlib.Path,
+    own: pathlib.Path | None,
     start: checkpoints.Checkpoint | None,
 ) -> Any:
-    """The tokenizer in the run's directory; if there is none, another model's, or a new one.
+    """The tokenizer of a run that goes on; if there is none, another model's, or a new one.
 
     Args:
+      own: directory of the tokenizer that the run began with.
       start: the model that the run starts from, or its outline.
     """
-    own = directory / "tokenizer"
-    if not own.is_dir():
+    if own is not None:
+        return tokenizers.load(own)
+    with tempfile.TemporaryDirectory() as place:  # a run that goes on reads it from a file too
         if config.tokenizer:
             made = tokenizers.load(config.tokenizer)
         elif start is not None:
@@ -49,19 +53,24 @@ def make_tokenizer(
                 tokenizers.train(texts, config.vocab_size, decoder_only=config.decoder_only),
                 config.max_source_len,
             )
-        tokenizers.save(made, own)
-    loaded = tokenizers.load(own)
-    loaded.model_max_length = 10**9  # buckets decide here what is too long, and need no warning
-    return loaded
+        tokenizers.save(made, own := pathlib.Path(place) / "tokenizer")
+        return tokenizers.load(own)
 
 
-def shape_of(config: TrainConfig, tokenizer: Any) -> Any:
-    """The `T5Config`, `GPTConfig` or `LlamaConfig` of a new model."""
+def shape_of(
+    config: TrainConfig, tokenizer: Any, start: checkpoints.Checkpoint | None = None
+) -> Any:
+    """The `T5Config`, `GPTConfig` or `LlamaConfig` of a new model, or that of `start`."""
+    if start is not None:
+        check_vocabulary(config, "start", start, tokenizer)
+        return start.config
     family = checkpoints.FAMILIES[config.family]
-    ids = {"bos_token_id": tokenizer.eos_token_id} if config.decoder_only else {}
+    ids = {"bos_token_id": end_id(tokenizer)} if config.decoder_only else {}
     pad = tokenizer.pad_token_id
     ids["pad_token_id"] = batches.FILLER if pad is None else pad
-    return family.config_class(vocab_size=len(tokenizer), **ids, **config.model)
+    shape = family.config_class(vocab_size=len(tokenizer), **ids, **config.model)
+    meshes.check(shape, config.mesh)
+    return shape
 
 
 def begin(

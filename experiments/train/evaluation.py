@@ -18,22 +18,30 @@ from experiments.train.config import TrainConfig
 from experiments.train.loop import Progress
 from experiments.train.steps import Trainer, held_out_loss
 from specjax import checkpoints
+from specjax.checkpoints import tokenizers
 from specjax.generation import generate
 from specjax.models import sharding
 from specjax.models.language_model import LanguageModel
 from specjax.models.sharding import Placement
-from specjax.support import files
+from specjax.results import Result
+from specjax.support import command_line, files
 from specjax.tasks import trees
 from specjax.tasks.examples import Example
 
 
 def pairs_of(
-    config: TrainConfig, split: str, examples: Sequence[Example], tokenizer: Any
+    config: TrainConfig,
+    split: str,
+    examples: Sequence[Example],
+    tokenizer: Any,
+    eos_ids: Sequence[int] = (),
 ) -> list[Pair]:
     """The ids of a split. Prints how many pairs no bucket holds."""
-    pairs = batches.encode(examples, tokenizer, decoder_only=config.decoder_only)
+    whole = config.decoder_only
+    pairs = batches.encode(examples, tokenizer, decoder_only=whole, eos_ids=eos_ids)
     if config.truncate:
-        pairs = batches.truncated(pairs, max(length for length, _ in config.buckets))
+        _, mark = tokenizers.marks(tokenizer)
+        pairs = batches.truncated(pairs, max(length for length, _ in config.buckets), mark)
     loop.say_left_out(split, pairs, config.buckets)
     return pairs
 
@@ -55,8 +63,14 @@ def as_checkpoint(
     metadata=None,
     placement: Placement | None = None,
     vocab_size: int | None = None,
+    eos_ids: Sequence[int] = (),
 ) -> checkpoints.Checkpoint:
-    """A trained model as the rest of specjax has it; `vocab_size`: of ids that are tokens."""
+    """A trained model as the rest of specjax has it.
+
+    Args:
+      vocab_size: of ids that are tokens.
+      eos_ids: of the model that training began with; none: the tokenizer's.
+    """
     module = nnx.merge(graphdef, jax.tree.map(jnp.copy, params))
     model = LanguageModel.of(module, vocab_size, placement=placement)
     return checkpoints.Checkpoint(
@@ -64,7 +78,7 @@ def as_checkpoint(
         model=model,
         config=config,
         tokenizer=tokenizer,
-        eos_ids=(tokenizer.eos_token_id,),
+        eos_ids=tuple(eos_ids) or (tokenizers.end_id(tokenizer),),
         max_source_len=max_source_len,
         metadata=metadata or {},
     )
@@ -86,6 +100,22 @@ def score(task: str, outputs: Sequence[str], examples: Sequence[Example]) -> dic
     return found
 
 
+def oddity(outputs: Sequence[Sequence[int]], eos_ids: Sequence[int]) -> str:
+    """What is odd in greedy outputs that should have been learned; "": nothing."""
+    outputs = [ids for ids in outputs if ids]
+    same = [len({*ids} - {*eos_ids}) <= (len(ids) > 2) for ids in outputs]
+    if outputs and all(same):
+        what = "each is empty, or one token over and over"
+    elif outputs and not any(ids[-1] in eos_ids for ids in outputs):
+        what = "none has an end"
+    else:
+        return ""
+    return (
+        f"of {len(outputs)} greedy outputs {what}. If that stays so, compare samples.jsonl with "
+        "the targets, eos_token_id with the tokenizer's EOS, and the buckets with the lengths."
+    )
+
+
 @dataclasses.dataclass
 class Evaluation:
     """Measures a run's model during training (`__call__`) and at its end (`final`)."""
@@ -96,28 +126,34 @@ class Evaluation:
     tokenizer: Any
     data: Mapping[str, Sequence[Example]]
     directory: pathlib.Path
-    samples: files.Rows
     vocab_size: int
+    eos_ids: Sequence[int]
+    provenance: Mapping[str, Any]
+    samples: files.Rows | None = None  # opened at the first evaluation
 
     def __post_init__(self):
         self.validation = self._batches("validation", self.config.eval_examples)
 
-    def __call__(self, progress: Progress, step: int) -> dict[str, float]:
+    def __call__(self, progress: Progress, step: int) -> dict[str, Any]:
         """Losses and scores on the validation split; writes a few outputs to `samples`."""
-        found = self._losses(progress.params, self.validation)
+        found: dict[str, Any] = self._losses(progress.params, self.validation)
         examples = self.data["validation"][: self.config.sample_examples]
         if not examples:
             return found
-        outputs = self._outputs(progress.params, examples)
-        for example, output in list(zip(examples, outputs, strict=True))[:4]:
+        made = self._outputs(progress.params, examples)
+        if self.samples is None:
+            self.samples = loop.open_log(self.directory / "samples.jsonl", keep_to=step - 1)
+        for example, output in list(zip(examples, made.texts, strict=True))[:4]:
             row = {"step": step, "input": example.input, "output": output}
             self.samples.append(row | {"target": example.target})
-        return found | self._scores(outputs, examples)
+        if odd := oddity(made.tokens, self.eos_ids or (self.tokenizer.eos_token_id,)):
+            command_line.say(f"warning: step {step}: {odd}")
+            found["warning"] = odd
+        return found | self._scores(made.texts, examples)
 
-    def final(self, params, schedules: list[dict[str, int]]) -> dict[str, Any]:
+    def final(self, params) -> dict[str, Any]:
         """Export the model, measure it on the test split, and return what final.json holds."""
-        provenance = files.read_json(self.directory / "provenance.json")
-        metadata = {"training_data": json.dumps(provenance, sort_keys=True)}
+        metadata = {"training_data": json.dumps(self.provenance, sort_keys=True)}
         made = self.checkpoint(params, metadata)
         whole = dataclasses.replace(made.model, params=sharding.fetch(made.model.params))
         if not jax.process_index():
@@ -129,10 +165,10 @@ class Evaluation:
         final = {
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
             "steps": self.config.steps,
-            "schedules": schedules,
+            "schedules": self.provenance["schedules"],
             "test_examples": {"losses": read, "outputs": len(chosen)},
             **self._losses(params, test),
-            **self._scores(self._outputs(params, chosen), chosen),
+            **self._scores(self._outputs(params, chosen).texts, chosen),
         }
         files.write_json(self.directory / "final.json", final)
         return final
@@ -150,11 +186,13 @@ class Evaluation:
             metadata=metadata,
             placement=None if layout is None else layout.placement,
             vocab_size=self.vocab_size,
+            eos_ids=self.eos_ids,
         )
 
     def _batches(self, split: str, count: int | None = None) -> dict[str, list[Batch]]:
         """Batches of a split's first pairs, by the loss that is measured on them."""
-        pairs = pairs_of(self.config, split, self.data[split][:count], self.tokenizer)
+        some = self.data[split][:count]
+        pairs = pairs_of(self.config, split, some, self.tokenizer, self.eos_ids)
         cut = functools.partial(
             batches.in_order, buckets=self.config.buckets, target_tokens=self.config.target_tokens
         )
@@ -165,11 +203,11 @@ class Evaluation:
     def _losses(self, params, held_out: Mapping[str, Sequence[Batch]]) -> dict[str, float]:
         return {name: held_out_loss(self.trainer, params, on) for name, on in held_out.items()}
 
-    def _outputs(self, params, examples: Sequence[Example]) -> list[str]:
+    def _outputs(self, params, examples: Sequence[Example]) -> Result:
         """The most likely output of each input."""
         inputs, longest = [example.input for example in examples], self.config.buckets[-1][1]
         model = self.checkpoint(params)
-        return generate(model, None, inputs, max_new_tokens=longest, batch_size=32).texts
+        return generate(model, None, inputs, max_new_tokens=longest, batch_size=32)
 
     def _scores(self, outputs: Sequence[str], examples: Sequence[Example]) -> dict[str, float]:
         """The shares of `score`, and the figures of the config's metric."""

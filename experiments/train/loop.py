@@ -23,7 +23,9 @@ from experiments.train.batches import Batch, Pair
 from specjax import tasks
 from specjax.support import command_line, files, runs
 from specjax.support.ranges import number, whole
+from specjax.tasks import python_source
 
+PAIRS = {"parse": "some 450,000 pairs", "prose": "some 9,400 texts"}
 OPTIMIZERS = ("adam", "adafactor")
 
 
@@ -60,12 +62,26 @@ class LoopConfig:
             known = ", ".join(OPTIMIZERS)
             raise ValueError(f"optimizer={self.optimizer!r} must be one of {known}.")
         number("decay_share", self.decay_share, "[0, 1]")
-        longest = max(length for _, length in self.buckets)
+        longest = max(length for _, length in _checked(self.buckets))
         if self.target_tokens < longest:
             raise ValueError(
                 f"target_tokens={self.target_tokens} must be at least {longest}, so that a batch "
                 f"holds one row of the longest bucket of {self.buckets}."
             )
+
+
+def _checked(buckets: Any) -> Any:
+    """Return buckets; ValueError if they are not pairs of lengths."""
+    given = buckets if isinstance(buckets, tuple | list) else ()
+    if not given or not all(isinstance(one, tuple | list) and len(one) == 2 for one in given):
+        raise ValueError(
+            f"buckets={buckets!r} must be pairs of lengths, of source and target, such as "
+            "((16, 24), (48, 104))."
+        )
+    for source, target in given:
+        whole("a source in buckets", source, "[0, ∞)")
+        whole("a target in buckets", target, "[1, ∞)")
+    return buckets
 
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +97,12 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_data(config: LoopConfig) -> dict[str, Sequence[tasks.Example]]:
     """The examples of all splits."""
+    command_line.say(f"Reading the pairs of {config.task}.")
+    if config.task in python_source.TASKS:
+        command_line.say(
+            f"They come from thousands of Python files, {PAIRS[config.task]}: that takes minutes. "
+            "--config.task=jsonl and --config.task_file=DIR take pairs of your own at once."
+        )
     places = [pathlib.Path(part) for part in config.task_file.split(",") if part]
     data = {split: tasks.stream(config.task, split, files=places) for split in tasks.SPLITS}
     if config.max_examples:
@@ -163,14 +185,12 @@ def fit(
         stored.directory.absolute(),
         options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
     ) as manager:
-        begin = manager.latest_step() or 0
+        # Each process reads the parts of its devices, whatever the mesh that wrote them.
+        like = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), kept(progress)
+        )
+        begin, found = _restored(manager, _named(like))
         if begin:
-            # Each process reads the parts of its devices, whatever the mesh that wrote them.
-            like = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-                kept(progress),
-            )
-            found = manager.restore(begin, args=ocp.args.StandardRestore(_named(like)))
             treedef = jax.tree.structure(like)
             params, opt_state = jax.tree.unflatten(treedef, [found[name] for name in sorted(found)])
             progress = Progress(stored.params(params), opt_state)
@@ -215,7 +235,7 @@ def fit(
                 bar.set_postfix(loss=f"{mean:.3f}")
                 losses, since = [], time.perf_counter()
             if due(config.checkpoint_every, at):
-                manager.save(at, args=ocp.args.StandardSave(_named(kept(progress))))
+                _save(manager, at, _named(kept(progress)))
             if due(config.eval_every, at):
                 look(at)
                 since = time.perf_counter()
@@ -227,6 +247,52 @@ def _named(tree: Any) -> dict[str, Any]:
     return {f"{i:04d}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
 
 
+def _restored(manager: ocp.CheckpointManager, like: Any) -> tuple[int, Any]:
+    """Read the latest checkpoint that is whole; 0 and nothing if there is none.
+
+    Later ones, which cannot be read, are renamed.
+
+    Raises:
+      ValueError: no checkpoint can be read.
+    """
+    damaged: dict[int, str] = {}
+    place = pathlib.Path(manager.directory)
+    for step in sorted(manager.all_steps(), reverse=True):
+        try:
+            found = manager.restore(step, args=ocp.args.StandardRestore(like))
+        except Exception as error:  # of orbax and tensorstore, of many kinds
+            damaged[step] = str(error).strip().split("\n")[0][:200]
+            continue
+        for other, reason in damaged.items():
+            command_line.say(
+                f"The checkpoint {place / str(other)} cannot be read ({reason}). It is renamed to "
+                f"{other}.damaged, and the run goes on from step {step}."
+            )
+            if not jax.process_index():
+                (place / str(other)).rename(place / f"{other}.damaged")
+        if damaged:
+            manager.reload()
+        return step, found
+    if damaged:
+        step, reason = damaged.popitem()
+        raise ValueError(
+            f"No checkpoint in {place} can be read (of step {step}: {reason}). Copy one from a "
+            "backup, or name another directory to begin again."
+        )
+    return 0, None
+
+
+def _save(manager: ocp.CheckpointManager, step: int, leaves: Any) -> None:
+    try:
+        manager.save(step, args=ocp.args.StandardSave(leaves))
+    except (OSError, ValueError) as error:  # tensorstore: RESOURCE_EXHAUSTED, of a full disk
+        reason = str(error).strip().split("\n")[0][:200]
+        raise ValueError(
+            f"Cannot write the checkpoint of step {step} in {manager.directory} ({reason}). Make "
+            "room, and give the same command again: it goes on from the checkpoint before."
+        ) from error
+
+
 def latest_step(saved: pathlib.Path) -> int:
     """The step of the latest checkpoint in a run's checkpoints/; 0: there is none."""
     found = saved.glob("*")  # those being written have longer names
@@ -235,9 +301,10 @@ def latest_step(saved: pathlib.Path) -> int:
 
 def claim(
     directory: pathlib.Path, provenance: Mapping[str, Any], *, begin: int, steps: int
-) -> list[dict[str, int]]:
-    """Write provenance.json, and return the schedules of the run: the step that each began at, and
-    the steps that it was made for. A run that is continued with more steps has several.
+) -> dict[str, Any]:
+    """Return what provenance.json is to hold: `provenance`, and the schedules of the run, that is,
+    the step that each began at, and the steps that it was made for. A run that is continued with
+    more steps has several.
 
     Args:
       provenance: of the data and models of the run.
@@ -264,8 +331,7 @@ def claim(
     schedules = found.get("schedules", [])
     if not schedules or schedules[-1]["steps"] != steps:
         schedules = [*schedules, {"from": begin, "steps": steps}]
-    files.write_json(mark, {**provenance, "schedules": schedules})
-    return schedules
+    return {**provenance, "schedules": schedules}
 
 
 def say_left_out(split: str, pairs: Sequence[Pair], buckets: Sequence[tuple[int, int]]) -> int:

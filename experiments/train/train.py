@@ -33,6 +33,7 @@ from jax import Array
 from jax.experimental import multihost_utils
 
 from experiments.train import batches, beginning, divergences, evaluation, loop, meshes, prefixes
+from experiments.train import tokenizer as tokenizers
 from experiments.train.batches import Batch
 from experiments.train.config import TrainConfig
 from experiments.train.evaluation import Evaluation
@@ -45,8 +46,13 @@ from specjax import checkpoints, tasks
 from specjax.support import command_line, files
 
 
-def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
+def run(
+    config: TrainConfig, directory: str | os.PathLike, checked: Callable[[], Any] = bool
+) -> dict[str, Any]:
     """Train, or continue training, and export; return what final.json holds.
+
+    Args:
+      checked: is called before anything is written, when config, data and models are checked.
 
     Raises:
       ValueError: a field of the config, the data or a file of the directory is at fault; or
@@ -55,7 +61,7 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
     """
     directory = pathlib.Path(directory)
     with _own(directory) as own:
-        return _run(config, own, directory / "checkpoints")
+        return _run(config, own, directory / "checkpoints", checked)
 
 
 @contextlib.contextmanager
@@ -78,30 +84,26 @@ def _own(directory: pathlib.Path) -> Iterator[pathlib.Path]:
         yield directory
 
 
-def _run(config: TrainConfig, directory: pathlib.Path, saved: pathlib.Path) -> dict[str, Any]:
+def _run(
+    config: TrainConfig, directory: pathlib.Path, saved: pathlib.Path, checked: Callable[[], Any]
+) -> dict[str, Any]:
     start = checkpoints.outline(config.start) if config.start else None
     if start is not None:
         config = dataclasses.replace(config, family=start.config.model_type, model={})
         meshes.check(start.config, config.mesh)
-    command_line.say(f"Reading the pairs of {config.task}.")
     data = loop.read_data(config)
     begin = loop.latest_step(saved)
     named = {"teacher": config.teacher, "grow": config.grow, "start": config.start}
     models = {role: checkpoints.fingerprint(name) for role, name in named.items() if name}
     found = tasks.provenance(config.task, data) | {"models": models}
-    schedules = loop.claim(directory, found, begin=begin, steps=config.steps)
-    if not begin:
-        shutil.rmtree(directory / "tokenizer", ignore_errors=True)  # of a start that failed
+    mark = loop.claim(directory, found, begin=begin, steps=config.steps)
     command_line.say(
         f"{len(data['train']):,} pairs to train on. Making the tokenizer and the model."
     )
-    tokenizer = beginning.make_tokenizer(config, data["train"], directory, start)
-    if start is None:
-        shape = beginning.shape_of(config, tokenizer)
-        meshes.check(shape, config.mesh)
-    else:
-        shape = start.config
-        beginning.check_vocabulary(config, "start", start, tokenizer)
+    own = directory / "tokenizer"
+    tokenizer = beginning.make_tokenizer(config, data["train"], own if begin else None, start)
+    eos_ids = () if start is None else start.eos_ids
+    shape = beginning.shape_of(config, tokenizer, start)
     placement = meshes.placement_for(shape, config.mesh)
     graphdef, params = beginning.begin(config, shape, tokenizer, placement)
     layout = Layout.of(graphdef, params, placement)
@@ -122,11 +124,10 @@ def _run(config: TrainConfig, directory: pathlib.Path, saved: pathlib.Path) -> d
         dtype=jnp.dtype(config.compute_dtype),
         seed=config.seed,
     )
-    pairs = evaluation.pairs_of(config, "train", data["train"], tokenizer)
+    pairs = evaluation.pairs_of(config, "train", data["train"], tokenizer, eos_ids)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
-    samples = loop.open_log(directory / "samples.jsonl", keep_to=begin)
     size = len(tokenizer) if start is None else start.model.vocab_size
-    follow = Evaluation(config, shape, trainer, tokenizer, data, directory, samples, size)
+    follow = Evaluation(config, shape, trainer, tokenizer, data, directory, size, eos_ids, mark)
 
     def source(begin: int, current: Callable[[], Progress]) -> Iterator[Batch]:
         return Prefixes(
@@ -155,6 +156,12 @@ def _run(config: TrainConfig, directory: pathlib.Path, saved: pathlib.Path) -> d
         jax.jit(layout.together, out_shardings=layout.shardings),
     )
     progress = Progress(params, trainer.init(params))
+    checked()
+    files.write_json(directory / "provenance.json", mark)
+    if not begin:
+        shutil.rmtree(own, ignore_errors=True)  # of a start that failed
+        tokenizers.save(tokenizer, own)
+    tokenizer.model_max_length = 10**9  # that of model/ is max_source_len
     progress = loop.fit(progress, one_step, source, follow, config, directory, stored)
     command_line.say("Writing the model and measuring it on the test split.")
-    return follow.final(progress.params, schedules)
+    return follow.final(progress.params)

@@ -21,7 +21,7 @@ import functools
 import os
 import pathlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -165,8 +165,13 @@ def _is_float(leaf: Any) -> bool:
 # --- a run ---------------------------------------------------------------------------------------
 
 
-def run(config: DrafterConfig, directory: str | os.PathLike) -> dict[str, Any]:
+def run(
+    config: DrafterConfig, directory: str | os.PathLike, checked: Callable[[], Any] = bool
+) -> dict[str, Any]:
     """Train, or continue training, and write the drafter; return what final.json holds.
+
+    Args:
+      checked: is called before anything is written, when config, data and target are checked.
 
     Raises:
       ValueError: a field of the config, the data, the target or a file of the directory is at
@@ -174,10 +179,12 @@ def run(config: DrafterConfig, directory: str | os.PathLike) -> dict[str, Any]:
     """
     directory = pathlib.Path(directory)
     with files.only_writer(directory / "checkpoints"):
-        return _run(config, directory)
+        return _run(config, directory, checked)
 
 
-def _run(config: DrafterConfig, directory: pathlib.Path) -> dict[str, Any]:
+def _run(
+    config: DrafterConfig, directory: pathlib.Path, checked: Callable[[], Any]
+) -> dict[str, Any]:
     command_line.say(f"loading {config.target} …")
     target = checkpoints.load(config.target, dtype=jnp.float32)
     if target.tokenizer is None:
@@ -188,7 +195,7 @@ def _run(config: DrafterConfig, directory: pathlib.Path) -> dict[str, Any]:
     provenance = tasks.provenance(config.task, data)
     provenance["models"] = {"target": checkpoints.fingerprint(config.target)}
     begin = loop.latest_step(directory / "checkpoints")
-    schedules = loop.claim(directory, provenance, begin=begin, steps=config.steps)
+    mark = loop.claim(directory, provenance, begin=begin, steps=config.steps)
     pairs = _pairs(data, target)
     for split, found in pairs.items():
         loop.say_left_out(split, found, config.buckets)
@@ -210,6 +217,8 @@ def _run(config: DrafterConfig, directory: pathlib.Path) -> dict[str, Any]:
     def judged(progress: Progress, split: str, count: int | None = None) -> dict[str, float]:
         return measure(config, with_params(drafter, progress.params), pairs[split][:count])
 
+    checked()
+    files.write_json(directory / "provenance.json", mark)
     one_step = functools.partial(_step, config.trainer, optimizer)
     progress = loop.fit(
         Progress(params, optimizer.init(params)),
@@ -227,7 +236,7 @@ def _run(config: DrafterConfig, directory: pathlib.Path) -> dict[str, Any]:
     final = {
         "parameters": loading.parameters(trained),
         "steps": config.steps,
-        "schedules": schedules,
+        "schedules": mark["schedules"],
         "minutes": minutes(files.read_rows(directory / "metrics.jsonl")),
         "test_examples": len(pairs["test"]) - batches.left_out(pairs["test"], config.buckets),
         **judged(progress, "test"),
@@ -285,10 +294,8 @@ def _pairs(
     data: Mapping[str, Sequence[tasks.Example]], target: Checkpoint
 ) -> dict[str, list[batches.Pair]]:
     """Ids of all splits, by the target's tokenizer."""
-    tokenizer = target.tokenizer
-    tokenizer.model_max_length = 10**9  # buckets decide what is too long, and need no warning
-    whole = not target.config.is_encoder_decoder
+    tokenizer, whole = target.tokenizer, not target.config.is_encoder_decoder
     return {
-        split: batches.encode(examples, tokenizer, decoder_only=whole)
+        split: batches.encode(examples, tokenizer, decoder_only=whole, eos_ids=target.eos_ids)
         for split, examples in data.items()
     }

@@ -15,7 +15,7 @@ and starts over if it was cut off.
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -171,8 +171,13 @@ def judge(config: HeadConfig, params: HeadParams, seen: Seen) -> dict[str, float
     }
 
 
-def run(config: HeadConfig, directory: str | os.PathLike) -> dict[str, Any]:
+def run(
+    config: HeadConfig, directory: str | os.PathLike, checked: Callable[[], Any] = bool
+) -> dict[str, Any]:
     """Train a head, write it, and return what final.json holds.
+
+    Args:
+      checked: is called before anything is written, when the head is trained.
 
     Raises:
       ValueError: a field of the config, the data or a model is at fault; or another process trains
@@ -180,10 +185,10 @@ def run(config: HeadConfig, directory: str | os.PathLike) -> dict[str, Any]:
     """
     directory = pathlib.Path(directory)
     with files.only_writer(directory / "head.npz"):
-        return _run(config, directory)
+        return _run(config, directory, checked)
 
 
-def _run(config: HeadConfig, directory: pathlib.Path) -> dict[str, Any]:
+def _run(config: HeadConfig, directory: pathlib.Path, checked: Callable[[], Any]) -> dict[str, Any]:
     command_line.say_loading(config.target, config.draft)
     target, draft = checkpoints.load(config.target), checkpoints.load(config.draft)
     places = [part for part in config.task_file.split(",") if part]
@@ -197,6 +202,7 @@ def _run(config: HeadConfig, directory: pathlib.Path) -> dict[str, Any]:
         for examples in data.values()
     )
     params, losses = fit(config, learned)
+    checked()
     head.save(directory / "head.npz", params)
     means = np.array_split(losses, min(50, len(losses)))
     ends = np.cumsum([len(part) for part in means])

@@ -3,13 +3,15 @@
 import base64
 import contextlib
 import fnmatch
+import itertools
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints import gguf_files, gguf_tokenizers, spiece, t5x_files
+from specjax.checkpoints import chat_templates, gguf_files, gguf_tokenizers, spiece, t5x_files
 from specjax.checkpoints.tensors import AGAIN, read_json
 from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
@@ -24,6 +26,9 @@ ENDS = (
     *("<\uff5cend▁of▁sentence\uff5c>", "<EOT>", "<eos>", "</s>"),
 )
 BYTES = "ByT5Tokenizer"  # the class without a file: ids are bytes + 3, behind pad, EOS and unknown
+# Fields of a chat that transformers follows with any template.
+FOLLOWED = ("add_generation_prompt", "continue_final_message")
+READ = re.compile(r"[^\W\d]\w*")  # names in a template
 MIN_SHARE_OF_ROWS = 0.5  # of an embedding that have ids; published models pad by less than a tenth
 
 
@@ -137,7 +142,7 @@ def panics() -> Iterator[None]:
 
 
 def chat_prompt(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], name: str | os.PathLike
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], name: str | os.PathLike, /, **fields: Any
 ) -> str:
     """Write a chat as a prompt, by the tokenizer's chat template, up to the answer's first token.
 
@@ -146,19 +151,29 @@ def chat_prompt(
     Args:
       messages: turns with role and content, and what else the template reads.
       name: of the checkpoint, for errors.
+      fields: tools, documents, add_generation_prompt (default: unless the last message is
+        continued) and continue_final_message, as transformers' `apply_chat_template` takes them,
+        and variables of the template.
 
     Raises:
-      ValueError: there is no template, or it refuses the messages.
+      ValueError: there is no template, it does not read a field, it refuses the messages, or it
+        reaches a limit of `chat_templates`.
     """
     if not has_template(tokenizer):
         raise ValueError(f"{name} has no chat template: take a model that was made to chat.")
+    fields = {"add_generation_prompt": not fields.get("continue_final_message")} | fields
+    turns = [{key: value for key, value in turn.items() if value is not None} for turn in messages]
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template is a program, and raises any kind
+        if fields["add_generation_prompt"] and fields.get("continue_final_message"):
+            raise ValueError("continue_final_message and add_generation_prompt exclude each other")
+        template = tokenizer.get_chat_template(tools=fields.get("tools"))
+        if unread := [key for key in fields if key not in (*FOLLOWED, *READ.findall(template))]:
+            raise ValueError(f"it does not read {', '.join(map(ascii, unread))}")
+        return chat_templates.render(template, turns, tokenizer.special_tokens_map | fields)
+    except Exception as error:  # of transformers, of any kind
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
-            f"The chat template of {name} refuses the messages ({type(error).__name__}: "
-            f"{reason[:200]})."
+            f"The chat template of {name} refuses the messages ({reason[:200]})."
         ) from error
 
 
@@ -197,6 +212,36 @@ def encode(tokenizer: Any, text: str) -> list[int]:
         raise ValueError(
             f"The tokenizer cannot read the text {shown} ({type(error).__name__}: {reason})."
         ) from error
+
+
+def marks(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The ids that a tokenizer puts before every text, such as BOS, and behind it, such as EOS."""
+    empty, letter = (encode(tokenizer, text) for text in ("", "a"))
+    before = _common(empty, letter)
+    return before, _common(empty[len(before) :][::-1], letter[::-1])[::-1]
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """The ids that both begin with."""
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return [first for first, _ in pairs]
+
+
+def end_id(tokenizer: Any, eos_ids: Sequence[int] = ()) -> int:
+    """The id that ends an output: the tokenizer's EOS, or the model's where it has another.
+
+    Raises:
+      ValueError: neither has one.
+    """
+    own = getattr(tokenizer, "eos_token_id", None)
+    if own is not None and (own in eos_ids or not eos_ids):
+        return own
+    if eos_ids:
+        return eos_ids[0]
+    raise ValueError(
+        "The tokenizer has no EOS, which every target ends with: set eos_token in its "
+        "tokenizer_config.json."
+    )
 
 
 def _pieces(directory: Path) -> list[str]:

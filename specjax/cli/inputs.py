@@ -1,5 +1,6 @@
 """Inputs of a command: the texts and chats of a file, or a task."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -18,6 +19,14 @@ from specjax.tasks.examples import Example
 
 HELP = "A file of inputs, one a line; FILE.jsonl with objects; - for standard input."
 """What --input names, for --help."""
+MAX_BYTES = 1 << 28  # of inputs
+FOLLOWED = {
+    "tools": list, "documents": list, "chat_template_kwargs": dict, "add_generation_prompt": bool,
+    "continue_final_message": bool,
+}  # fmt: skip
+"""Fields of a chat that change its prompt, with their types."""
+REFUSED = ("chat_template", "functions", "reasoning_effort")
+"""Fields of a chat that change its prompt elsewhere."""
 WAY_OUT = (
     'Give {"input": "…"} or {"messages": [{"role": "user", "content": "…"}]} on each line, or end '
     "the name in .txt for lines of plain text."
@@ -29,8 +38,9 @@ def read_texts(path: str, target: str) -> list[str]:
 
     In a file *.jsonl each line is a JSON object with `input`, a text; `messages`, a chat, which the
     target's chat template turns into a prompt; or `turns`, as in Spec-Bench's question.jsonl, whose
-    first turn becomes a prompt, by the template if there is one. Other fields are ignored.
-    Elsewhere each line is a text.
+    first turn becomes a prompt, by the template if there is one. Beside messages the fields of
+    `FOLLOWED` are followed and those of `REFUSED` refused. Other fields are ignored. Elsewhere each
+    line is a text.
 
     Args:
       path: a file, or - for standard input.
@@ -38,12 +48,18 @@ def read_texts(path: str, target: str) -> list[str]:
 
     Raises:
       FileNotFoundError: the target is needed, and is not found.
-      ValueError: there is no such file, a line is wrong, or the target cannot write a chat.
+      ValueError: there is no such file, it is too large, a line is wrong, or the target cannot
+        write a chat.
     """
     file = pathlib.Path(path)
     if path != "-" and not file.is_file():
         raise ValueError(f"--input={path}: no such file. Use - for standard input.")
-    data = sys.stdin.buffer.read() if path == "-" else file.read_bytes()
+    if path == "-" and sys.stdin is None:
+        raise ValueError("--input=-: there is no standard input. Name a file.")
+    with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else file.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"--input={path} has more than {MAX_BYTES:,} bytes. Split it.")
     if path.endswith(".jsonl"):
         return _read_objects(data, f"--input={path}", target)
     text = files.decode(data, f"--input={path}")
@@ -72,7 +88,7 @@ def _read_objects(data: bytes, name: str, target: str) -> list[str]:
         elif "messages" in row:
             writer = tokenizer()
             try:
-                text = tokenizers.chat_prompt(writer, row["messages"], target)
+                text = tokenizers.chat_prompt(writer, row["messages"], target, **_fields(row))
             except ValueError as error:
                 raise ValueError(f"{place}: {error} Or give the prompt itself as input.") from error
         if wrong := SURROGATE.search(text):
@@ -109,12 +125,30 @@ def _checked(row: Mapping[str, Any], place: str) -> str:
         )
     for index, message in enumerate(messages):
         fields = message if isinstance(message, dict) else {}
-        if not all(isinstance(fields.get(field), str) for field in ("role", "content")):
+        calls = fields.get("tool_calls") and fields.get("content") is None
+        texts = ("role",) if calls else ("role", "content")
+        if not all(isinstance(fields.get(field), str) for field in texts):
             raise ValueError(
                 f"{place}: messages[{index}]={shown(message)} should be an object whose role and "
                 f"content are texts. {WAY_OUT}"
             )
     return ""
+
+
+def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields beside messages that change the prompt; ValueError if one cannot be followed."""
+    given = {name: value for name, value in row.items() if value is not None}
+    if refused := [name for name in REFUSED if name in given]:
+        raise ValueError(
+            f"{refused[0]} is not followed: what the template reads stands in tools and "
+            "chat_template_kwargs."
+        )
+    found = {name: given[name] for name in FOLLOWED if name in given}
+    for name, value in found.items():
+        if not isinstance(value, FOLLOWED[name]):
+            kind = {list: "a list", dict: "an object", bool: "true or false"}[FOLLOWED[name]]
+            raise ValueError(f"{name}={shown(value)} should be {kind}.")
+    return found.pop("chat_template_kwargs", {}) | found
 
 
 def turn_writer(tokenizer: Any, target: str) -> Callable[[str], str]:

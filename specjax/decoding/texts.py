@@ -1,7 +1,6 @@
 """Token ids of texts, checked and cut, and the arrays that a model starts from."""
 
 import functools
-import itertools
 import re
 import warnings
 from collections.abc import Mapping, Sequence, Set, Sized
@@ -11,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from specjax.batching import bucket, pack
-from specjax.checkpoints.tokenizers import encode as encode_text
+from specjax.checkpoints import tokenizers
 from specjax.models.checkpoint import Checkpoint
 from specjax.support.ranges import shown, whole
 from specjax.types import Inputs, Text
@@ -30,9 +29,9 @@ def tokenize(
     trained so.
 
     Texts that lack the checkpoint's prefix are counted in one warning. Texts over the limit are
-    cut, and counted in another. Sources of an encoder-decoder are cut before their last id, which
-    is kept. Prompts of a decoder-only model are cut at their beginning, but behind the tokenizer's
-    BOS. Blank sources give no ids and one warning; an empty prompt is the start token.
+    cut, and counted in another. Sources of an encoder-decoder are cut at their end, but before the
+    tokenizer's EOS. Prompts of a decoder-only model are cut at their beginning, but behind the
+    tokenizer's BOS. Blank sources give no ids and one warning; an empty prompt is the start token.
 
     Raises:
       ValueError: `texts` is not a list of strings or of ids, an id is not of the vocabulary, or
@@ -48,21 +47,17 @@ def tokenize(
     limit = checkpoint.max_source_len if max_source_len is None else max_source_len
     whole("max_source_len", limit, "[1, ∞)")
 
-    @functools.cache
-    def first() -> list[int]:
-        """The id that the tokenizer puts before every text (BOS), if it does."""
-        empty, letter = (encode_text(checkpoint.tokenizer, text) for text in ("", "a"))
-        return empty[:1] if empty[:1] == letter[:1] else []
+    marks = functools.cache(functools.partial(tokenizers.marks, checkpoint.tokenizer))
 
     def encode(text: Text) -> list[int]:
         if isinstance(text, str):
-            row = encode_text(checkpoint.tokenizer, text)
-            row = row[1:] if row[:1] == row[1:2] == first() else row
+            row = tokenizers.encode(checkpoint.tokenizer, text)
+            row = row[1:] if row[:1] == row[1:2] == marks()[0][:1] else row
             return _known(row, text, checkpoint)
         return _as_ids(text, checkpoint)
 
     ids: list[list[int]] = []
-    blank = cut = bare = 0
+    blank = long = bare = 0
     for text in texts:
         if is_blank(checkpoint, text):
             ids.append([])
@@ -71,9 +66,13 @@ def tokenize(
         bare += isinstance(text, str) and not text.startswith(checkpoint.prefix)
         row = encode(text) or [checkpoint.start_id]
         if len(row) > limit:
-            marks = encode("") if isinstance(text, str) else ()
-            row = _cut(row, limit, marks, ends=checkpoint.config.is_encoder_decoder)
-            cut += 1
+            encodes = checkpoint.config.is_encoder_decoder
+            if isinstance(text, str):
+                mark = marks()[1 if encodes else 0]
+            else:
+                mark = [one for one in row[-1:] if encodes and one in checkpoint.eos_ids]
+            row = cut(row, limit, mark, at_end=encodes)
+            long += 1
         ids.append(row)
     if blank:
         warnings.warn(f"{blank} empty input(s): their output is empty too.", stacklevel=3)
@@ -83,9 +82,9 @@ def tokenize(
             f"config.json of {checkpoint.name} says that all should: the outputs may be poor.",
             stacklevel=3,
         )
-    if cut:
+    if long:
         warnings.warn(
-            f"{cut} input(s) longer than {limit} tokens were truncated; "
+            f"{long} input(s) longer than {limit} tokens were truncated; "
             "max_source_len sets the limit.",
             stacklevel=3,
         )
@@ -145,18 +144,16 @@ def is_blank(checkpoint: Checkpoint, text: Text) -> bool:
     return checkpoint.config.is_encoder_decoder and empty
 
 
-def _cut(row: list[int], limit: int, marks: Sequence[int], *, ends: bool) -> list[int]:
-    """Cut ids: keep the first ones and the last, or the last ones and the marks before the text.
+def cut(row: list[int], limit: int, mark: Sequence[int], *, at_end: bool = True) -> list[int]:
+    """Cut ids at their end or their beginning, but for the mark there, which stays if it fits.
 
     Args:
-      marks: ids of the empty text, kept if they fit.
+      mark: one of `tokenizers.marks`.
     """
-    if ends:
-        return row[: limit - 1] + row[-1:]
-    pairs = zip(row, marks, strict=False)
-    first = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    first = first if first < limit else 0
-    return row[:first] + row[len(row) - limit + first :]
+    if at_end:
+        return cut(row[::-1], limit, mark[::-1], at_end=False)[::-1]
+    kept = len(mark) if list(mark) == row[: len(mark)] and len(mark) < limit else 0
+    return row[:kept] + row[len(row) - limit + kept :]
 
 
 def check_room(target: Checkpoint, texts: Sequence[Sequence[int]], max_new_tokens: int) -> None:

@@ -9,17 +9,20 @@ from specjax.support import files
 from specjax.tasks.examples import Example
 
 WAY_OUT = "Give an object with input and target on each line."
+MAX_BYTES = 1 << 31  # of a file; its pairs are held in memory
 
 
 def load(path: str | os.PathLike) -> list[Example]:
     """Load the pairs of a file, in its order; empty lines are skipped, other fields ignored.
 
     Raises:
-      ValueError: the file is missing or empty, or a line is wrong; the message names it.
+      ValueError: the file is missing, empty or too large, or a line is wrong; the message names it.
     """
     path = pathlib.Path(path)
     if not path.is_file():
         raise ValueError(f"no such file: {path}")
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path} has more than {MAX_BYTES:,} bytes: take fewer pairs.")
     objects = files.json_objects(path.read_bytes(), path, WAY_OUT)
     pairs = [_example(row, place) for place, row in objects]
     if not pairs:

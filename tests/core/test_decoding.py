@@ -1,5 +1,6 @@
 """`specjax.generate`: texts in, texts out, and every number that it refuses; batches by bucket."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import processors
 
 import pairs
 import specjax
@@ -190,6 +192,21 @@ def test_empty_texts_keep_their_place(pair, plain):
     with pytest.warns(UserWarning, match="1 empty"):
         assert generate(pair.target, None, [""]).texts == [""]
     assert generate(pair.target, None, []).rows == []
+
+
+@pytest.mark.parametrize(("mark", "kept"), [("</s> $A", 0), ("$A </s>", 1), ("$A", 0)])
+def test_a_cut_source_keeps_what_its_tokenizer_puts_behind_a_text(mark, kept, pair):
+    """As transformers cuts it; ids keep an end id."""
+    tokenizer = copy.deepcopy(pairs.make_tokenizer())
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=mark, special_tokens=[("</s>", 1)]
+    )
+    target = dataclasses.replace(pair.target, tokenizer=tokenizer)
+    whole = tokenizer(TEXTS[0])["input_ids"]
+    with pytest.warns(UserWarning, match="3 input"):
+        found = decoding.tokenize(target, [TEXTS[0], [5, 6, 7, 8, 1], [5, 6, 7, 8, 9]], 4)
+    assert len(whole) > 4
+    assert found == [[*whole[: 4 - kept], *[1] * kept], [5, 6, 7, 1], [5, 6, 7, 8]]
 
 
 def test_long_texts_are_cut_before_their_last_id(pair, caplog):

@@ -15,10 +15,10 @@ from specjax.support import files
 
 EOS = "</s>"  # the mark that the pair's tokenizer puts before every text
 TEMPLATE = (
-    "{{ eos_token }}{% for m in messages %}"
+    "{{ eos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
     "{% if m.role == 'x' %}{{ raise_exception('no role x') }}{% endif %}"
-    "[{{ m.role }}]\n{{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
+    "[{{ m.role }}]\n{{ m.content }}{{ m.tool_calls }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{{ think }}{% endif %}"
 )
 CHAT = [
     {"role": "system", "content": "return"},
@@ -54,6 +54,29 @@ def test_texts_and_chats(chat_model, written):
     unescaped = '{"input": "a\u2028b"}\r'
     path = written({"input": "a\nb\r\n", "id": 7}, "", {"messages": CHAT}, unescaped, {"input": ""})
     assert inputs.read_texts(path, chat_model) == ["a\nb\r\n", PROMPT, "a\u2028b", ""]
+
+
+ASK = [{"role": "user", "content": "a"}]
+CALL = {"role": "assistant", "tool_calls": [{"id": 7}]}
+ASKED = f"{EOS}[user]\na\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"tools": [{"name": "f"}]}, f'{EOS}[{{"name": "f"}}][user]\na\n[assistant]'),
+        ({"tools": None, "functions": None, "id": 7}, f"{ASKED}[assistant]"),
+        ({"chat_template_kwargs": {"think": "no"}}, f"{ASKED}[assistant]no"),
+        ({"add_generation_prompt": False}, ASKED),
+        ({"continue_final_message": True}, f"{EOS}[user]\na"),
+        *(
+            ({"messages": [CALL | content]}, f"{EOS}[assistant]\n[{{'id': 7}}]\n[assistant]")
+            for content in ({}, {"content": None})
+        ),
+    ],
+)
+def test_fields_of_a_chat_that_change_its_prompt(fields, prompt, chat_model, written):
+    assert inputs.read_texts(written({"messages": ASK} | fields), chat_model) == [prompt]
 
 
 def test_one_tokenizer_for_all_chats(chat_model, written, monkeypatch):
@@ -138,6 +161,16 @@ def test_the_task_of_questions_has_prompts(chat_model, written):
         ({"messages": [{"role": "user"}]}, "whose role and content are texts. Give {"),
         ({"messages": [{"role": 1, "content": "a"}]}, "whose role and content are texts. Give {"),
         ({"messages": [{"role": "a", "content": None}]}, "role and content are texts. Give {"),
+        ({"messages": CHAT, "tools": {}}, "tools={} should be a list. Or give the prompt itself"),
+        ({"messages": CHAT, "add_generation_prompt": 1}, "add_generation_prompt=1 should be true"),
+        ({"messages": CHAT, "documents": [{}]}, "(it does not read 'documents'). Or give"),
+        ({"messages": CHAT, "chat_template_kwargs": {"name": 1}}, "(it does not read 'name')"),
+        ({"messages": CHAT, "functions": []}, "functions is not followed: what the template reads"),
+        ({"messages": CHAT, "chat_template": "x"}, "chat_template is not followed"),
+        (
+            {"messages": CHAT, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message and add_generation_prompt exclude each other",
+        ),
         ({"input": "a\ud83d"}, "'\\ud83d' is half a character, which no tokenizer reads. Write"),
         ({"messages": [{"role": "user", "content": "\udc00"}]}, "'\\udc00' is half a character"),
         (
@@ -154,6 +187,19 @@ def test_wrong_lines_are_named(chat_model, written, line, said):
     assert message.startswith(f"--input={path}, line 3: ")
     assert said in message
     assert len(message.splitlines()) == 1
+
+
+def test_inputs_are_read_up_to_a_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "MAX_BYTES", 8)
+    (tmp_path / "x").write_text("12345678")
+    assert inputs.read_texts(str(tmp_path / "x"), NO_TARGET) == ["12345678"]
+    with open(tmp_path / "x", "wb") as file:
+        file.truncate(10**11)
+    with pytest.raises(ValueError, match=r"x has more than 8 bytes\. Split it"):
+        inputs.read_texts(str(tmp_path / "x"), NO_TARGET)
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ValueError, match="there is no standard input"):
+        inputs.read_texts("-", NO_TARGET)
 
 
 def test_a_target_without_a_template(pair, written, tmp_path):

@@ -304,6 +304,10 @@ def test_jsonl_and_its_errors(tmp_path):
         jsonl.load(tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="needs 3 files"):
         tasks.load("jsonl", "train")
+    with (tmp_path / "test.jsonl").open("ab") as file:
+        file.truncate(10**11)
+    with pytest.raises(ValueError, match=r"test\.jsonl has more than .* bytes: take fewer"):
+        jsonl.load(tmp_path / "test.jsonl")
     with pytest.raises(ValueError, match="no task 'prase': choose from parse"):
         tasks.load("prase", "test")
     with pytest.raises(ValueError, match="no split 'dev'"):

@@ -4,12 +4,13 @@ import base64
 import builtins
 import dataclasses
 import json
+import re
 import sys
 
 import numpy as np
 import pytest
 import transformers
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto import tokenization_auto
 
@@ -120,6 +121,42 @@ def test_no_code_of_a_checkpoint_runs(tokenizer_class, directory, monkeypatch):
     assert not asked
     assert not mark.exists()
     assert not any(name.startswith("transformers_modules.") for name in sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "after 1 s",
+        ),
+        ("{{ 'a' * 1000000000 }}", "needs more than 512 MB"),
+        ("{{ '%1000000000d' % 1 }}", "needs more than 512 MB"),
+        ("{{ 'a' | center(100000000) }}", "a prompt of 100,000,000 letters, more than 16,777,216"),
+        ("a" * 2**21, "it has 2,097,152 letters, more than 1,048,576"),
+        ("{{ messages[0].content.__class__.__mro__ }}", "SecurityError"),
+        ("{% for %}", "TemplateSyntaxError"),
+    ],
+)
+def test_a_chat_template_has_limits(template, said):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    chat = [{"role": "user", "content": "é"}]
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=f"The chat template of x refuses .*{re.escape(said)}"):
+        tokenizers.chat_prompt(tokenizer, chat, "x")
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    assert tokenizers.chat_prompt(tokenizer, chat, "x") == "é"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [("$A </s>", ([], [1])), ("<s> $A", ([0], [])), ("<s> $A </s>", ([0], [1])), ("$A", ([], []))],
+)
+def test_marks_of_a_tokenizer(template, expected):
+    made = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, unk_token="a"))
+    ids = [("<s>", 0), ("</s>", 1)]
+    made.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
+    assert tokenizers.marks(PreTrainedTokenizerFast(tokenizer_object=made)) == expected
 
 
 def test_a_panic_names_the_text(capfd):

@@ -1,6 +1,7 @@
 """The commands: their output, going on after a cut, and every error in one sentence."""
 
 import ast
+import contextlib
 import functools
 import importlib
 import inspect
@@ -190,6 +191,24 @@ def test_reports_say_once_where_their_text_was_not_held_out():
     rows = [{"commit": "a", "not_held_out": note}, {"commit": "a", "not_held_out": note}]
     assert pages.warnings_of(rows) == [note]
     assert pages.warnings_of([{"commit": "a"}]) == pages.warnings_of([]) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "refused"),
+    [
+        ({"README.md": "mine"}, "README.md"),
+        ({"card.json": "{}"}, "card.json"),
+        ({"README.md": "mine", "card.json": '{"checks": 1}'}, "README.md"),
+        ({"README.md": "", "card.json": '{"checks": 1, "alpha": 1, "losses": 1}'}, ""),
+        ({"LICENSE": ""}, ""),
+    ],
+)
+def test_a_card_replaces_cards_alone(files, refused, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    words = rf"holds a {refused} that is no family's card\. Name"
+    with pytest.raises(ValueError, match=words) if refused else contextlib.nullcontext():
+        card.check(tmp_path)
 
 
 def test_kinds_in_the_card():

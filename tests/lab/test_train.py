@@ -1,17 +1,21 @@
 """Training: what is learned, what is written, and that an interrupted run is the same run."""
 
 import dataclasses
-import functools
+import itertools
 import json
 import math
+import os
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
+import tokenizers
 from flax import nnx
 from matplotlib.figure import Figure
+from tokenizers import models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from configs import train as configured
 from experiments.train import (
@@ -29,6 +33,7 @@ from experiments.train.config import TrainConfig
 from experiments.train.train_drafter import DrafterConfig
 from specjax import checkpoints, tasks
 from specjax.models.t5 import T5Config, UMT5Config
+from specjax.support import files as files_of
 from specjax.support.files import Rows, only_writer
 from specjax.tasks.examples import Example
 
@@ -146,21 +151,26 @@ def test_a_finished_run_is_not_trained_again(whole, config, capsys):
 
 
 def test_a_workdir_keeps_its_settings(tmp_path):
-    """Other ones are refused once there is a checkpoint; more steps are not."""
+    """Other ones are refused once there is a checkpoint; more steps are not.
+
+    An attempt that is refused later writes nothing."""
     work = tmp_path / "work"
     work.mkdir()
 
-    def claim(**changes):
+    def claim(*, checked=True, **changes):
         config = ml_collections.ConfigDict({"steps": 8, "seed": 0, "tokenizer": ""} | changes)
-        workdirs.claim(work, config, may_grow=("steps",))
-        return json.loads((work / "config.json").read_text())["steps"]
+        mark = workdirs.claim(work, config, may_grow=("steps",))
+        if checked:
+            mark()
+        return json.loads((work / "config.json").read_text())["steps"] if any(work.iterdir()) else 0
 
+    assert claim(checked=False) == 0
     claim(seed=1)
     (work / "tokenizer").mkdir()
     (work / "provenance.json").write_text("{}")
     assert claim() == 8  # a start that failed before it made anything holds nothing
     (work / "checkpoints" / "4").mkdir(parents=True)
-    assert claim() == claim() == 8
+    assert claim() == claim(steps=12, checked=False) == claim() == 8
     words = r"seed was 0 and is 1; tokenizer was '' and is 'x'\. Name"
     with pytest.raises(ValueError, match=words):
         claim(seed=1, tokenizer="x")
@@ -168,6 +178,23 @@ def test_a_workdir_keeps_its_settings(tmp_path):
     with pytest.raises(ValueError, match="steps was 9 and is 8"):
         claim()
     assert json.loads((work / "config.json").read_text())["steps"] == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", '{"model_type": "t5", "steps": 8}'),
+        ("config.json", "[]"),
+        ("model.gguf", ""),
+        ("model-00001-of-00002.safetensors", ""),
+        ("samples.jsonl", "{}"),
+    ],
+)
+def test_a_workdir_with_something_else_is_refused(name, content, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=f"{name}.*Name another"):
+        workdirs.claim(tmp_path, ml_collections.ConfigDict({"steps": 8}))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: content}
 
 
 def test_a_run_keeps_its_data_and_models(tmp_path):
@@ -178,7 +205,12 @@ def test_a_run_keeps_its_data_and_models(tmp_path):
         "models": {"teacher": {"model.safetensors": "8 bytes, c"}},
     }  # fmt: skip
     first, more = {"from": 0, "steps": 4}, {"from": 4, "steps": 6}
-    claim = functools.partial(loop.claim, tmp_path)
+
+    def claim(*given, **how):
+        mark = loop.claim(tmp_path, *given, **how)
+        loop.files.write_json(tmp_path / "provenance.json", mark)
+        return mark["schedules"]
+
     assert claim({"sha256": {"train": "b"}}, begin=0, steps=9)  # replaced: nothing was trained
     assert claim(began, begin=0, steps=4) == [first]
     assert claim({**began, "python": "3.12.0"}, begin=2, steps=4) == [first]
@@ -219,6 +251,77 @@ def test_one_process_trains_in_a_directory(config, tmp_path):
     ):
         train.run(config, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_is_refused_writes_nothing(config, tmp_path):
+    """Data and models are checked first, here by a tokenizer that cannot be made."""
+    refused = dataclasses.replace(config, vocab_size=9)
+    with pytest.raises(ValueError, match="vocab_size=9: bytes and specials alone"):
+        train.run(refused, tmp_path, lambda: pytest.fail("it was not checked"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_embedded_pairs_are_many(monkeypatch, capsys):
+    monkeypatch.setattr(tasks, "stream", lambda *_, **__: [])
+    loop.read_data(loop.LoopConfig(task="parse"))
+    assert "some 450,000 pairs: that takes minutes. --config.task=jsonl" in capsys.readouterr().err
+
+
+# --- checkpoints that are cut --------------------------------------------------------------------
+
+
+def counted(directory, steps, **options):
+    """A run whose only number is how many steps it took."""
+    config = loop.LoopConfig(
+        steps=steps, checkpoint_every=2, log_every=2, eval_every=9, optimizer="adafactor", **options
+    )
+
+    def step(progress, batch, at):
+        return progress._replace(params=progress.params + 1), jnp.float32(at)
+
+    batch = batches.collate([Pair(np.ones(1, np.int32), np.ones(1, np.int32))], (1, 1))
+    begin = loop.Progress(jnp.zeros(()), jnp.zeros(()))
+    done = loop.fit(
+        begin, step, lambda *_: itertools.repeat(batch), lambda *_: {}, config, directory
+    )
+    return float(done.params)
+
+
+@pytest.mark.parametrize("damage", ["cut", "short of a file", "empty"])
+def test_a_damaged_checkpoint_is_left_for_the_one_before(damage, tmp_path, capfd):
+    assert counted(tmp_path, 4) == 4
+    last = tmp_path / "checkpoints" / "4"
+    for file in sorted(path for path in last.rglob("*") if path.is_file()):
+        if damage == "cut":
+            os.truncate(file, file.stat().st_size // 2)
+        elif damage == "empty" or "manifest" in file.name or file.name == "_METADATA":
+            file.unlink()
+    assert counted(tmp_path, 6) == 6
+    said = capfd.readouterr().err
+    assert "cannot be read" in said
+    assert "renamed to 4.damaged, and the run goes on from step 2." in said
+    assert {path.name for path in last.parent.iterdir()} == {"4.damaged", "4", "6"}
+    steps = [row["step"] for row in files_of.read_rows(tmp_path / "metrics.jsonl")]
+    assert [step for step in steps if step != 6] == [2, 4]
+
+
+def test_no_checkpoint_can_be_read(tmp_path):
+    counted(tmp_path, 2)
+    for file in (tmp_path / "checkpoints" / "2").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"No checkpoint in .* can be read \(of step 2: .* backup"):
+        counted(tmp_path, 4)
+    assert (tmp_path / "checkpoints" / "2").is_dir()
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise ValueError("RESOURCE_EXHAUSTED: Failed writing 'x'\nmore")
+
+    monkeypatch.setattr(loop.ocp.CheckpointManager, "save", full)
+    with pytest.raises(ValueError, match=r"step 2 in .* \(RESOURCE.*Make room, and give"):
+        counted(tmp_path, 4)
 
 
 @pytest.mark.slow
@@ -332,6 +435,51 @@ def test_shuffling_gives_every_target_another_source():
     assert [p.target[0] for p in mixed] == [10, 11, 12, 13]
 
 
+@pytest.mark.parametrize("marks", ["$A </s>", "<s> $A", "<s> $A </s>", "$A"])
+def test_a_target_ends_once_and_begins_with_no_start_token(marks):
+    """Whatever a tokenizer adds; sources are as it makes them."""
+    made = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<e>": 4}))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["<s>", "</s>", "<e>"])
+    ids = [("<s>", 0), ("</s>", 1)]
+    made.post_processor = processors.TemplateProcessing(single=marks, special_tokens=ids)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    examples = [Example("a ", text) for text in ("a b", "<s> b", "b </s> <e>", "b <e>", "")]
+    for whole in (False, True):
+        pairs = batches.encode(examples, tokenizer, decoder_only=whole, eos_ids=(1, 4))
+        found = [pair.target.tolist() for pair in pairs]
+        begun = [2] if whole else []
+        if not whole:
+            assert pairs[0].source.tolist() == tokenizer("a")["input_ids"]
+            assert found[1] == [3, 1]
+        assert [found[i] for i in (0, 2, 3, 4)] == [
+            [*begun, 2, 3, 1], [*begun, 3, 1], [*begun, 3, 4], [*begun, 1]
+        ]  # fmt: skip
+    assert batches.encode(examples[:1], tokenizer, eos_ids=(4,))[0].target.tolist() == [2, 3, 4]
+    tokenizer.eos_token = None
+    assert batches.encode(examples[:1], tokenizer, eos_ids=(4,))[0].target.tolist() == [2, 3, 4]
+    with pytest.raises(ValueError, match="tokenizer has no EOS, which every target ends with"):
+        batches.encode(examples, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        ([[5, 6, 1], [5, 5, 5]], ""),
+        ([[5, 6, 7], [5, 6, 8]], "of 2 greedy outputs none has an end"),
+        (
+            [[5, 5, 5], [6, 6, 6, 1]],
+            "of 2 greedy outputs each is empty, or one token",
+        ),
+        ([[1], [1]], "of 2 greedy outputs each is empty, or one token"),
+        ([[5, 1], [6, 1]], ""),
+        ([[], []], ""),
+    ],
+)
+def test_odd_outputs(outputs, said):
+    assert evaluation.oddity(outputs, [1]).partition(" over")[0].partition(". If")[0] == said
+
+
 def test_scores():
     examples = [Example("a", "Pass"), Example("b", "Pass"), Example("c", "Break")]
     assert evaluation.score("parse", ["Pass", "(Pass", "Pass"], examples) == {
@@ -352,6 +500,10 @@ def test_scores():
         ({"eval_examples": -1}, "eval_examples=-1 must be a whole number ≥ 1"),
         ({"max_examples": -1}, "max_examples=-1 must be a whole number ≥ 0"),
         ({"target_tokens": 1}, "target_tokens=1 must be at least 104"),
+        ({"buckets": ()}, r"buckets=\(\) must be pairs of lengths"),
+        ({"buckets": 24}, "buckets=24 must be pairs of lengths"),
+        ({"buckets": ((24,),)}, "must be pairs of lengths"),
+        ({"buckets": ((0, 0),)}, "a target in buckets=0 must be a whole number ≥ 1"),
         ({"model": {"d_model": 0}}, "model.d_model=0 must be a whole number ≥ 1"),
         ({"model": {"num_heads": 0}}, "model.num_heads=0 must be a whole number ≥ 1"),
         ({"model": {"d_kv": "8"}}, "model.d_kv='8' must be a whole number ≥ 1"),

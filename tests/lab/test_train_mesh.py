@@ -154,10 +154,11 @@ def test_microbatches_give_the_gradient_of_their_batch():
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_inputs_are_cut_before_their_end():
+@pytest.mark.parametrize(("mark", "last"), [([8], 8), ([], 4), ([7], 4)])
+def test_inputs_are_cut_before_the_tokenizers_mark(mark, last):
     pairs = [Pair(np.arange(9), np.arange(3)), Pair(np.arange(4), np.arange(3))]
-    long, short = batches.truncated(pairs, 5)
-    assert long.source.tolist() == [0, 1, 2, 3, 8]
+    long, short = batches.truncated(pairs, 5, mark)
+    assert long.source.tolist() == [0, 1, 2, 3, last]
     assert short.source.tolist() == [0, 1, 2, 3]
 
 
@@ -206,7 +207,7 @@ def test_a_workdir_may_go_on_on_another_mesh(tmp_path):
 
     def claim(**changes):
         config = ml_collections.ConfigDict({"steps": 8, "seed": 0, "mesh": ""} | changes)
-        workdirs.claim(tmp_path, config, may_grow=("steps",), free=("mesh",))
+        workdirs.claim(tmp_path, config, may_grow=("steps",), free=("mesh",))()
 
     claim()
     (tmp_path / "checkpoints" / "4.orbax-checkpoint-tmp-1").mkdir(parents=True)
