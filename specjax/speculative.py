@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import passes
 from specjax.budgets import base as budgets
 from specjax.budgets.base import Budget
+from specjax.contracts import is_own, watched
 from specjax.dice import Dice, dice_for
 from specjax.drafters import sharing
 from specjax.drafters.base import Drafter, first_distribution, prefill, proposal
@@ -35,7 +36,7 @@ from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round, Verdict, round_of
 from specjax.rules import AcceptanceRule, at_tokens, given_noise, resolve_rule
 from specjax.sampling import Sampling
-from specjax.state import State, begin, block, commit, is_finite
+from specjax.state import State, begin, block, commit, is_distribution, is_finite
 from specjax.types import Context, Inputs, Model
 
 
@@ -95,6 +96,7 @@ def start(
     method: Speculative, inputs: Inputs, keys: Key[Array, " B"], budget: Array, buffer_len: int
 ) -> tuple[Contexts, State]:
     """Read the prompt with both models; see `loop.start`."""
+    method = watched(method, len(keys))
     started = sharing.started(method.target, method.drafter, inputs, buffer_len)
     context, cache, own_context, drafter = started
     contexts = Contexts(context, own_context)
@@ -107,20 +109,22 @@ def start(
     own = {"cache": cache, "drafter": drafter, "policy": policy, "verify": verify}
     room = {"buffer_len": buffer_len, "gamma_max": method.gamma_max}
     state = begin(inputs, keys, budget, **own, **room)
-    return contexts, state
+    return contexts, state.replace(rule_sound=jnp.ones(3, bool) if is_own(method.rule) else None)
 
 
 def step(
     method: Speculative, contexts: Contexts, state: State, dice: Dice | None = None
 ) -> tuple[State, Round]:
     """Run one round for every live row: the loop's body, which Python may call too."""
-    dice = dice or dice_for(method)
+    method, dice = watched(method, len(state.done)), dice or dice_for(method)
     drafts, state = draft(method, contexts.drafter, state, dice)
     judged = partial(judge, method, contexts, dice)
     if method.sizes:
         verdict, state = passes.packed(method, judged, state, drafts)
     else:
         verdict, state = passes.narrowed(method, jnp.max(drafts.length) + 1, judged, state, drafts)
+    if state.rule_sound is not None:
+        state = state.replace(rule_sound=state.rule_sound & soundness(state, drafts, verdict))
     return conclude(method, contexts.drafter, state, drafts, verdict)
 
 
@@ -273,6 +277,14 @@ def accept(
         next_probs=next_probs,
         next_token=dice.next(state, next_probs),
     )
+
+
+def soundness(state: State, drafts: Drafts, verdict: Verdict) -> Bool[Array, " 3"]:
+    """Whether a rule's `stop` is a distribution, ends with the draft, and `next_probs` is one."""
+    slot = jnp.arange(verdict.stop.shape[1], dtype=jnp.int32)[None, :]
+    drafted = jnp.where(slot <= drafts.length[:, None], verdict.stop, 0.0)
+    each = verdict.stop, drafted, verdict.next_probs
+    return jnp.stack([is_distribution(one, ~state.done) for one in each])
 
 
 def observe(

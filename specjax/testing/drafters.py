@@ -10,10 +10,8 @@ from jax import Array
 
 from specjax.drafters import observing, sharing
 from specjax.drafters.base import Drafter, prefill
-from specjax.pytrees import check_pytree
 from specjax.rules import AcceptanceRule, Token
 from specjax.sampling import Sampling
-from specjax.support.ranges import has
 from specjax.testing.common import GAMMA, PROMPT, Varying, check_output, layout, method_of, quickly
 from specjax.testing.tables import inputs_of, random_table, repeat
 from specjax.types import Inputs, Model
@@ -58,8 +56,7 @@ def check_drafter(
       ValueError: a class or a name is given.
       AssertionError: the message names the error and its size.
     """
-    has("drafter", drafter, ("begin", "extend", "logits"), "a drafter")
-    check_pytree("drafter", drafter)
+    check_part("drafter", drafter)
     name = type(drafter).__name__
     target = random_table(seed + 1, drafter.vocab_size) if target is None else target
     inputs = inputs_of([PROMPT]) if inputs is None else inputs

@@ -13,10 +13,8 @@ from specjax import loop, speculative
 from specjax.dice import dice_for
 from specjax.drafters.base import ModelDrafter
 from specjax.policies.base import Observation, Policy
-from specjax.pytrees import check_pytree
 from specjax.rules import Block, Token
 from specjax.sampling import Sampling
-from specjax.support.ranges import has
 from specjax.testing.common import (
     EOS,
     GAMMA,
@@ -57,8 +55,7 @@ def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> No
       ValueError: a class or a name is given.
       AssertionError: the message names the error and its size.
     """
-    has("policy", policy, ("init", "begin"), "a draft-length policy")
-    check_pytree("policy", policy)
+    check_part("policy", policy)
     name = type(policy).__name__
 
     def method(temperature: float, rule: Any = Token(), policy: Policy = policy):  # noqa: B008

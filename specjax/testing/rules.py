@@ -7,10 +7,8 @@ from jax import Array
 
 from specjax import autoregressive, loop
 from specjax.drafters.base import ModelDrafter
-from specjax.pytrees import check_pytree
 from specjax.rules import AcceptanceRule, exactness, given_noise
 from specjax.sampling import Sampling
-from specjax.support.ranges import has
 from specjax.testing.common import (
     BUDGET,
     PROMPT,
@@ -40,8 +38,7 @@ def check_rule(rule: AcceptanceRule, *, seed: int = 0) -> None:
       ValueError: a class or a name is given.
       AssertionError: the message names the error and its size.
     """
-    has("rule", rule, ("stop", "next_probs"), "an acceptance rule")
-    check_pytree("rule", rule)
+    check_part("rule", rule)
     name = type(rule).__name__
     for sampling in (Sampling(1.0), Sampling(0.0)):
         ruling = rule.under(sampling)
