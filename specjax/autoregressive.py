@@ -73,8 +73,8 @@ def step(
     verdict = Verdict(
         target_logprobs=logprobs[:, None],
         hidden=hidden,
-        overlap=drafts.confidence,
-        ratio=drafts.confidence,
+        overlap=drafts.belief_logprob,
+        ratio=drafts.belief_logprob,
         stop=jnp.ones_like(probs[:, :1]),
         accepted=drafts.length,
         next_probs=probs,

@@ -34,13 +34,13 @@ class Numbers(NamedTuple):
         if not _is_array(found):
             return False
         shape = np.shape(found)
-        fitting = (len(shape) == len(due) and all(n in (None, m) for n, m in zip(due, shape))
-                   for due in self.shapes)  # fmt: skip
+        shapes = [due for due in self.shapes if len(due) == len(shape)]
+        fitting = (all(n in (None, m) for n, m in zip(due, shape, strict=True)) for due in shapes)
         return any(fitting) and _KINDS[self.kind](_dtype(found))
 
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
-    "bool": lambda dtype: dtype == bool,
+    "bool": lambda dtype: dtype == jnp.bool_,
     "integers": lambda dtype: jnp.issubdtype(dtype, jnp.integer),
     "floats": lambda dtype: jnp.issubdtype(dtype, jnp.floating),
     # A uniform number of fewer bits would settle acceptance coarsely.
@@ -69,7 +69,9 @@ class First(NamedTuple):
     rows: int | None
 
     def __str__(self):
-        return "a state" + ("" if self.rows is None else f" whose arrays have {self.rows} rows each")
+        return "a state" + (
+            "" if self.rows is None else f" whose arrays have {self.rows} rows each"
+        )
 
     def fits(self, found: Any) -> bool:
         leaves = jax.tree.leaves(found)
@@ -201,6 +203,14 @@ def check_part(name: str, part: Any, alternative: str = "") -> None:
         )
 
 
+class WrongPart(ValueError):
+    """A part that cannot be called, or that returned what is not due."""
+
+    def __init__(self, fault: str, kind: Kind):
+        super().__init__(f"{fault}. `specjax.testing.{kind.check}` tries it alone.")
+        self.fault = fault
+
+
 def is_own(part: Any) -> bool:
     """Whether a part is a user's own, and not of this package."""
     return part is not None and type(part).__module__.partition(".")[0] != "specjax"
@@ -251,23 +261,21 @@ def _watch(part: Any, kind: Kind, rows: int) -> Any:
 def _asking(part: Any, name: str, due: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
     """The part's function, which checks its result."""
     function, label = getattr(part, name), f"{type(part).__name__}.{name}"
-    more = f"`specjax.testing.{kind.check}` tries it alone."
 
     def asked(*values: Any, **options: Any) -> Any:
         try:
             inspect.signature(function).bind(*values, **options)
         except TypeError as error:
-            raise ValueError(
-                f"{label} is called with {inspect.signature(due)}: {error}. {more}"
-            ) from None
+            called = f"{label} is called with {inspect.signature(due)}"
+            raise WrongPart(f"{called}: {error}", kind) from None
         try:
             found = function(*values, **options)
         except Exception as error:
-            error.add_note(f"It was raised by {label}. {more}")
+            error.add_note(f"Raised by {label}. `specjax.testing.{kind.check}` tries it alone.")
             raise
         wanted = due(*values, **options)
         if not _fits(found, wanted):
-            raise ValueError(f"{label} returned {_brief(found)} where {_text(wanted)} is due. {more}")
+            raise WrongPart(f"{label} returned {_brief(found)} where {_text(wanted)} is due", kind)
         return found
 
     return asked
@@ -293,7 +301,7 @@ def _brief(found: Any) -> str:
 
 
 def layout(state: Any) -> str:
-    """The arrays of a state with their paths, dtypes and shapes: "int32[4]", ".chance float32[4]"."""
+    """The arrays of a state with paths, dtypes and shapes, such as ".count int32[4]"."""
     parts = [
         f"{jax.tree_util.keystr(path)} {_dtype(leaf)}{list(np.shape(leaf))}".strip()
         if _is_array(leaf)

@@ -92,7 +92,8 @@ def generate(
       settings: a result of `specjax.tune`, instead of gamma, rule, policy, widths and tree.
         With γ = 0 the draft is not used.
       rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
-        confidence and entropy at each drafted token. The tokens are the same. For chains.
+        confidence, a probability, and entropy at each drafted token. The tokens are the same. For
+        chains.
       carry: start each batch from what the policy, or a switch among drafters, learned in the last
         batch. Distributions do not change. At temperatures above 0 a row's tokens then depend on
         earlier inputs, and on how batches were cut.

@@ -208,10 +208,10 @@ def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -
     chances = budgets.before_the_draw(method.budget, turn.chances, seen)
     noisy = method.rule.given_noise(proposed.logprobs, state.keys, state.length + slot)
     token = dice.draft(state, slot, noisy, proposed.best)
-    confidence = at_tokens(proposed.belief, token).astype(jnp.float32)
-    drafts = turn.drafts.put(slot, going, token, proposed.logprobs, confidence, seen.entropy)
-    policy, more = method.policy.go_on(policy, going, confidence)
-    chances = budgets.after_the_draw(method.budget, chances, confidence)
+    logprob = at_tokens(proposed.belief, token).astype(jnp.float32)
+    drafts = turn.drafts.put(slot, going, token, proposed.logprobs, logprob, seen.entropy)
+    policy, more = method.policy.go_on(policy, going, logprob)
+    chances = budgets.after_the_draw(method.budget, chances, logprob)
     going &= (drafts.length < cap) & more
     return Turn(slot + 1, going, drafts, turn.drafter, policy, chances, finite)
 

@@ -32,8 +32,9 @@ def check_finite(state: State, names: tuple[str, str], rule: Any = None) -> None
                 f"The {role} model ({name}) gave logits that are not finite. Check its weights, or "
                 "use a wider dtype: T5's activations overflow float16."
             )
-    for sound, fault in zip([] if state.rule_sound is None else state.rule_sound, RULE_FAULTS):
-        if not bool(sound):
+    sound = [True] * len(RULE_FAULTS) if state.rule_sound is None else state.rule_sound
+    for fine, fault in zip(sound, RULE_FAULTS, strict=True):
+        if not bool(fine):
             raise FloatingPointError(
                 f"{'The rule' if rule is None else type(rule).__name__}{fault}. "
                 "`specjax.testing.check_rule` tries it alone."

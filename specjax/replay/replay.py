@@ -51,7 +51,7 @@ def _not_known(name: str) -> Any:
 class _Counted(Round):
     """A round of which only counts are known."""
 
-    overlap, ratio, confidence = map(_not_known, ("overlap", "ratio", "confidence"))
+    overlap, ratio, belief_logprob = map(_not_known, ("overlap", "ratio", "belief_logprob"))
 
 
 class _Unseen(NamedTuple):
@@ -67,10 +67,10 @@ class _Unseen(NamedTuple):
 def read_beyond_counts(policy: Policy, gamma_max: int) -> str:
     """Name a field that a policy reads beside counts of tokens; empty if there is none.
 
-    A policy with a `go_on` of its own reads confidences.
+    A policy with a `go_on` of its own reads log-probabilities.
     """
     if type(policy).go_on is not Policy.go_on:
-        return "confidence"
+        return "logprob"
 
     def one_round(keys: Key[Array, " N"]) -> Any:
         state, _ = policy.begin(first_state(policy, keys, gamma_max), gamma_max)

@@ -6,6 +6,7 @@ import numpy as np
 from jax import Array
 
 from specjax import autoregressive, loop
+from specjax.contracts import check_part
 from specjax.drafters.base import ModelDrafter
 from specjax.rules import AcceptanceRule, exactness, given_noise
 from specjax.sampling import Sampling
@@ -15,6 +16,7 @@ from specjax.testing.common import (
     ROWS,
     Varying,
     check_output,
+    check_returns,
     keys_of,
     method_of,
     tolerance,
@@ -40,6 +42,9 @@ def check_rule(rule: AcceptanceRule, *, seed: int = 0) -> None:
     """
     check_part("rule", rule)
     name = type(rule).__name__
+    for sampling in (Sampling(1.0), Sampling(0.0)):
+        tables = random_table(seed + 1), ModelDrafter(random_table(seed + 2))
+        check_returns(method_of(*tables, rule, Varying(), sampling), inputs_of([PROMPT, PROMPT]))
     for sampling in (Sampling(1.0), Sampling(0.0)):
         ruling = rule.under(sampling)
         noisy = _is_noisy(ruling)

@@ -208,7 +208,7 @@ def conclude(
         emitted=after.length - state.length,
         overlap=ratio,
         ratio=ratio,
-        confidence=taken(_belief_below(nodes), seen[:, :-1]),
+        belief_logprob=taken(_belief_below(nodes), seen[:, :-1]),
         submitted=slot < tested[:, None],
         left=left(after),
         target_logprobs=verdict.target_logprobs,

@@ -133,7 +133,7 @@ def test_three_rows():
 def peeking_draft(method, context, state, dice):
     """Draft, and cut each row before the first token that its distribution thinks unlikely."""
     drafts, state = speculative.draft(method, context, state, dice)
-    likely = drafts.confidence >= jnp.float32(np.log(0.5))
+    likely = drafts.belief_logprob >= jnp.float32(np.log(0.5))
     kept = jnp.sum(jnp.cumprod(likely.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
     return drafts._replace(length=jnp.minimum(drafts.length, kept)), state
 

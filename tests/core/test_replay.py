@@ -307,7 +307,7 @@ def even(alpha: float, rows: int, emitted: int, gamma_max: int) -> Rollouts:
             "tokens": column.astype(jnp.int32),
             "own_target": column,
             "own_draft": column.at[:, :-1].set(jnp.log(alpha)).at[:, -1].set(-jnp.inf),
-            "own_confidence": column,
+            "own_belief_logprob": column,
             "length": jnp.full(column.shape, gamma_max, jnp.int32),
             "drafts": slots.astype(jnp.int32),
             "hidden": slots[..., None][..., :0],
