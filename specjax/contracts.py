@@ -141,7 +141,7 @@ def of_drafter(drafter: Any, _: int) -> dict[str, Callable[..., Any]]:
     return {
         "start": lambda inputs, buffer_len, *encoding: (First(None), First(None)),
         "observe": lambda tokens, start, hidden, count, context, state: Same(state),
-        "begin": lambda tokens, length, context, state, *, lags: (hidden(length), Same(state)),
+        "begin": lambda tokens, length, context, state, *, lags=True: (hidden(length), Same(state)),
         "extend": lambda token, position, context, state: (hidden(token), Same(state)),
         "logits": lambda hidden: Numbers("floats", ((*hidden.shape[:-1], drafter.vocab_size),)),
         "learn": lambda tokens, length, round_, judge, context, state: Same(state),

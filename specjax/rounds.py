@@ -80,7 +80,7 @@ class Round(NamedTuple):
     Entries after the first rejection describe a prefix that was discarded, and not the output.
 
     For a tree, entry i is about the node at depth i of the accepted path. `ratio` and `overlap` are
-    the chance that one of its children is accepted, given the tokens. `belief_logprob` is the belief in
+    the chance that one of its children is accepted, given the tokens. `belief_logprob` is that of
     its children together, and `drafted` the depth.
 
     The fields from `drafts` on hold distributions and states of the models: enough to compute the

@@ -17,7 +17,7 @@ class Stats(struct.PyTreeNode):
 
     target_calls: Array  # [B] int32, verify passes while the row was active
     drafted: Array  # [B] int32, drafted tokens submitted to the target
-    levels: Array  # [B] int32, drafted tokens on the longest path; in a chain all
+    levels: Array  # [B] int32, tokens on the longest path; in a chain all that were drawn
     accepted: Array  # [B] int32, drafted tokens in the output
     emitted: Array  # [B] int32, tokens of the output, EOS included
     accepted_lengths: Array  # [B, γ_max+1] int32, rounds by accepted length

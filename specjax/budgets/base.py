@@ -127,9 +127,7 @@ def before_the_draw(budget: Budget | None, chances: Chances, seen: Observation) 
     return chances._replace(state=state, chance=put)
 
 
-def after_the_draw(
-    budget: Budget | None, chances: Chances, logprob: Float[Array, " B"]
-) -> Chances:
+def after_the_draw(budget: Budget | None, chances: Chances, logprob: Float[Array, " B"]) -> Chances:
     """Let the budget see the token that was drawn, for the chances of later slots."""
     if budget is None:
         return chances

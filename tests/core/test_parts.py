@@ -19,7 +19,7 @@ from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rules import Token, at_position
 from specjax.sampling import Sampling
-from specjax.testing import check_budget, check_drafter, check_policy, check_rule
+from specjax.testing import check_drafter, check_policy, check_rule
 from table_models import inputs_of, random_table
 from tiny_models import random_model
 from toy_policies import (
@@ -458,7 +458,10 @@ class Grows(LastToken):
     ("kind", "message"),
     [
         (Peeks, "P.* by begin .* by begin .* depend on more than the known tokens"),
-        (Remembers, r"once .* drafted .*, of which \d were accepted.* depend on more than the known"),
+        (
+            Remembers,
+            r"once .* drafted .*, of which \d were accepted.* depend on more than",
+        ),
         (Mixes, "depend on (other rows of the batch|more than the known tokens)"),
         (Disagrees, "by begin .* by extend"),
         (Undefined, r"extend: logits are NaN or \+inf"),
