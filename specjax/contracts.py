@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.pytrees import check_pytree, set_fields
-from specjax.support.ranges import has, shown
+from specjax.support.ranges import has, shown, whole
 
 
 class Numbers(NamedTuple):
@@ -96,6 +96,7 @@ def of_policy(_: Any, rows: int) -> dict[str, Callable[..., Any]]:
         "keep_drafting": lambda state, seen: (Same(state), _each("bool", rows)),
         "go_on": lambda state, drafting, logprob: (Same(state), _each("bool", rows)),
         "update": lambda state, round_: Same(state),
+        "resume": lambda fresh, past, rows: Same(fresh),
     }
 
 
@@ -145,11 +146,12 @@ def of_drafter(drafter: Any, _: int) -> dict[str, Callable[..., Any]]:
         "extend": lambda token, position, context, state: (hidden(token), Same(state)),
         "logits": lambda hidden: Numbers("floats", ((*hidden.shape[:-1], drafter.vocab_size),)),
         "learn": lambda tokens, length, round_, judge, context, state: Same(state),
+        "resume": lambda fresh, past, rows: Same(fresh),
     }
 
 
 class Kind(NamedTuple):
-    """A kind of parts: how one is told from other values, and what else it has."""
+    """A kind of parts: what distinguishes one from other values, and what else it has."""
 
     noun: str
     base: str  # the class to inherit from
@@ -161,13 +163,14 @@ class Kind(NamedTuple):
     def lacks(self, part: Any) -> list[str]:
         """What a value lacks of such a part."""
         names = (*self.table(part, 0), *self.fields)
-        return [name for name in names if name != "learn" and not hasattr(part, name)]
+        optional = ("learn", "resume") if self.check == "check_drafter" else ()
+        return [name for name in names if name not in optional and not hasattr(part, name)]
 
 
 PARTS = {  # by the field of a method
     "policy": Kind(
         "a draft-length policy", "specjax.policies.Policy", ("begin", "update"),
-        ("needs_shorter", "fixed", "reads_batch", "carries", "prefers_plain", "resume"),
+        ("needs_shorter", "fixed", "reads_batch", "carries", "prefers_plain"),
         of_policy, "check_policy",
     ),
     "budget": Kind(
@@ -201,6 +204,8 @@ def check_part(name: str, part: Any, alternative: str = "") -> None:
             f"{name}: {type(part).__name__} lacks {', '.join(lacks)}. Inherit from {kind.base}, "
             "which has a default for each that may be left out."
         )
+    if name == "drafter":
+        whole(f"{type(part).__name__}.vocab_size", part.vocab_size, "[1, ∞)")
 
 
 class WrongPart(ValueError):

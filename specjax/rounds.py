@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from specjax.state import State, left
+from specjax.state import State, is_distribution, left
 
 
 class Drafts(NamedTuple):
@@ -152,6 +152,20 @@ def round_of(before: State, after: State, drafts: Drafts, verdict: Verdict) -> R
         drafts=drafts,
         **verdict._asdict(),
     )
+
+
+def judged_rule(state: State, drafts: Drafts, verdict: Verdict) -> State:
+    """Note whether `stop` is a distribution, ends with the draft, and `next_probs` is one.
+
+    For rules of a user's own, whose states have `rule_sound`.
+    """
+    if state.rule_sound is None:
+        return state
+    slot = jnp.arange(verdict.stop.shape[1], dtype=jnp.int32)[None, :]
+    drafted = jnp.where(slot <= drafts.length[:, None], verdict.stop, 0.0)
+    each = verdict.stop, drafted, verdict.next_probs
+    sound = jnp.stack([is_distribution(one, ~state.done) for one in each])
+    return state.replace(rule_sound=state.rule_sound & sound)
 
 
 def idle(gamma_max: int, rows: int) -> Round:

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import passes
 from specjax.budgets import base as budgets
 from specjax.budgets.base import Budget
-from specjax.contracts import is_own, watched
+from specjax.contracts import watched
 from specjax.dice import Dice, dice_for
 from specjax.drafters import sharing
 from specjax.drafters.base import Drafter, first_distribution, prefill, proposal
@@ -33,10 +33,10 @@ from specjax.models.packing import Packing, unpack
 from specjax.policies import Observation, Policy
 from specjax.policies.base import first_state
 from specjax.pytrees import pytree
-from specjax.rounds import Drafts, Round, Verdict, round_of
+from specjax.rounds import Drafts, Round, Verdict, judged_rule, round_of
 from specjax.rules import AcceptanceRule, at_tokens, given_noise, resolve_rule
 from specjax.sampling import Sampling
-from specjax.state import State, begin, block, commit, is_distribution, is_finite
+from specjax.state import State, begin, block, commit, is_finite
 from specjax.types import Context, Inputs, Model
 
 
@@ -109,7 +109,7 @@ def start(
     own = {"cache": cache, "drafter": drafter, "policy": policy, "verify": verify}
     room = {"buffer_len": buffer_len, "gamma_max": method.gamma_max}
     state = begin(inputs, keys, budget, **own, **room)
-    return contexts, state.replace(rule_sound=jnp.ones(3, bool) if is_own(method.rule) else None)
+    return contexts, state
 
 
 def step(
@@ -123,9 +123,7 @@ def step(
         verdict, state = passes.packed(method, judged, state, drafts)
     else:
         verdict, state = passes.narrowed(method, jnp.max(drafts.length) + 1, judged, state, drafts)
-    if state.rule_sound is not None:
-        state = state.replace(rule_sound=state.rule_sound & soundness(state, drafts, verdict))
-    return conclude(method, contexts.drafter, state, drafts, verdict)
+    return conclude(method, contexts.drafter, judged_rule(state, drafts, verdict), drafts, verdict)
 
 
 # --- Lines 1 to 3: sample γ guesses from the draft model -----------------------------------------
@@ -277,14 +275,6 @@ def accept(
         next_probs=next_probs,
         next_token=dice.next(state, next_probs),
     )
-
-
-def soundness(state: State, drafts: Drafts, verdict: Verdict) -> Bool[Array, " 3"]:
-    """Whether a rule's `stop` is a distribution, ends with the draft, and `next_probs` is one."""
-    slot = jnp.arange(verdict.stop.shape[1], dtype=jnp.int32)[None, :]
-    drafted = jnp.where(slot <= drafts.length[:, None], verdict.stop, 0.0)
-    each = verdict.stop, drafted, verdict.next_probs
-    return jnp.stack([is_distribution(one, ~state.done) for one in each])
 
 
 def observe(

@@ -58,7 +58,7 @@ class State(struct.PyTreeNode):
     draft_finite: Array  # [] bool
     until: Until
     log: Any = None  # `log.Log` of all rounds, on request
-    # [3] bool, False once a user's own rule failed, see `speculative.soundness`; None: another rule
+    # [3] bool, False once a user's own rule failed, see `rounds.judged_rule`; None: another rule
     rule_sound: Any = None
 
 

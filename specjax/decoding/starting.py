@@ -126,6 +126,7 @@ class Past(NamedTuple):
 @partial(jax.jit, donate_argnames="state")
 def resume(method: Any, state: State, past: Past) -> State:
     """Add to the state before the first round what the last batch learned. Donates `state`."""
+    method = watched(method, len(state.done))
     state = state.replace(
         policy=method.policy.resume(state.policy, past.policy, past.rows),
         drafter=carrying.resume(method.drafter, state.drafter, past.drafter, past.rows),

@@ -68,7 +68,7 @@ class OneOf(base.Budget):
         return tuple(one.update(own, round_) for one, own in zip(self.each, state, strict=True))
 
 
-def method_of(budget, *, chosen=None, sizes=(2, 3, 4), eos=-1, rule=None, policy=None, draft=None):
+def method_of(budget, *, chosen=None, sizes=(2, 3, 4), eos=1, rule=None, policy=None, draft=None):
     target, other = (random_table(seed, 2) for seed in (1, 2))
     return speculative.Speculative(
         target, ModelDrafter(draft or other), rule or Token(), policy or constant(2),
@@ -115,8 +115,7 @@ def test_a_faulty_budget():
 @pytest.mark.parametrize(
     "options",
     [
-        {"limits": (4, 2)},
-        {"eos": 1},
+        {"eos": -1, "limits": (4, 2)},
         {"rule": Block()},
         {"chosen": Sampling(0.7, top_p=0.8)},
         {"chosen": Sampling(0.0)},
@@ -342,7 +341,7 @@ def test_the_loop_draws_the_target_s_outputs():
     from reference import chi_square
     from specjax import sampling as smp
 
-    method = method_of(BUDGETS["early_stop"])
+    method = method_of(BUDGETS["early_stop"], eos=-1)
     inputs = jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), INPUTS)
 
     @jax.jit
