@@ -109,7 +109,7 @@ class Along:
 
     @property
     def belief_logprob(self) -> Float[Array, "N G"]:
-        """Of each drafted token, see `Round`."""
+        """The log-probability of each drafted token, see `Round`."""
         return self.over_slots(self.recorded.belief_logprob, self.recorded.own_belief_logprob)
 
     def over_slots(self, field: Array, own: Array | None = None) -> Array:

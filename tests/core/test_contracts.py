@@ -117,6 +117,16 @@ class Uncalled:
         ({"policy": pytree(type("Mine", (), {"begin": 0, "update": 0}))()}, "Mine lacks init, nod"),
         ({"rule": pytree(type("Mine", (), {"stop": 0, "next_probs": 0}))()}, "Mine lacks target_d"),
         ({"budget": pytree(type("Mine", (), {"begin": 0, "takes": 0}))()}, "Mine lacks init, cha"),
+        (faulty("rule", under=lambda s, sampling: None), "rule=None must be an acceptance rule"),
+        (
+            faulty("rule", given_noise=lambda s, p, k, at: p[:, :3]) | {"draft": None},
+            r"Mine\.given_noise returned float32\[2, 3\] where float32\[2, 5\] is due",
+        ),
+        (
+            faulty("policy", carries=True, resume=lambda s, new, past, rows: rows)
+            | {"carry": True, "batch_size": 1},
+            r"Mine\.resume returned bool\[1\] where the given state is due",
+        ),
         (faulty("draft", vocab_size="x"), r"vocab_size='x' must be a whole number"),
         ({"filters": [lambda logits: logits]}, "filters: function is no pytree"),
         ({"filters": [Filter]}, "is a class"),
@@ -180,6 +190,11 @@ def test_an_own_rule_without_distributions(stop_by, next_by, beyond, message):
         return
     with pytest.raises(FloatingPointError, match=rf"{message}.*check_rule"):
         decode(rule=rule)
+
+
+def test_noise_that_is_no_distribution():
+    with pytest.raises(FloatingPointError, match=r"Mine\.next_probs"):
+        decode(None, **faulty("rule", given_noise=lambda s, p, k, at: p * jnp.nan))
 
 
 def test_parts_within_parts():
