@@ -58,9 +58,8 @@ class Same(NamedTuple):
         return f"the given state {layout(self.state)}".strip()
 
     def fits(self, found: Any) -> bool:
-        return layout(found) == layout(self.state) and (
-            jax.tree.structure(found) == jax.tree.structure(self.state)
-        )
+        structures = [jax.tree.structure(state) for state in (found, self.state)]
+        return bool(structures[0] == structures[1]) and layout(found) == layout(self.state)
 
 
 class First(NamedTuple):
@@ -231,7 +230,7 @@ def watched(method: Any, rows: int) -> Any:
       ValueError: by a call of such a part; the message names its function, and what is due.
     """
     parts = {name: getattr(method, name, None) for name in PARTS}
-    new = {name: _watch(part, PARTS[name], rows) for name, part in parts.items()}
+    new = {name: watched_part(part, PARTS[name], rows) for name, part in parts.items()}
     new = {name: part for name, part in new.items() if part is not parts[name]}
     return _replaced(method, new)
 
@@ -244,14 +243,14 @@ def _replaced(value: Any, fields: dict[str, Any]) -> Any:
     return value
 
 
-def _watch(part: Any, kind: Kind, rows: int) -> Any:
+def watched_part(part: Any, kind: Kind, rows: int) -> Any:
     """A part, or one that it holds, as one that checks its results if it is a user's own."""
     if not is_own(part):  # such as a switch among drafters
         new = {}
         for field in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
             old = getattr(part, field.name)
             several = isinstance(old, tuple)
-            each = [_watch(one, kind, rows) for one in (old if several else (old,))]
+            each = [watched_part(one, kind, rows) for one in (old if several else (old,))]
             if any(a is not b for a, b in zip(each, old if several else (old,), strict=True)):
                 new[field.name] = tuple(each) if several else each[0]
         return _replaced(part, new)

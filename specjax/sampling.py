@@ -194,9 +194,10 @@ def standardize(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[A
 def _filtered(leave_out: Filter, logits: Float[Array, "*batch V"]) -> Float[Array, "*batch V"]:
     """Apply a filter; ValueError if it returns anything but floats of the same shape."""
     found = leave_out(logits)
-    dtype, shape = getattr(found, "dtype", None), getattr(found, "shape", None)
-    if shape != logits.shape or not jnp.issubdtype(dtype, jnp.floating):
-        returned = shown(found) if dtype is None else f"{dtype}{list(found.shape)}"
+    fits = isinstance(found, Array) and found.shape == logits.shape
+    if not (fits and jnp.issubdtype(found.dtype, jnp.floating)):
+        array = isinstance(found, Array)
+        returned = f"{found.dtype}{list(found.shape)}" if array else shown(found)
         raise ValueError(
             f"The filter {type(leave_out).__name__} returned {returned} where "
             f"{logits.dtype}{list(logits.shape)} is due: a logit for each that it was given, −inf "

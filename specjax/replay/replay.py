@@ -16,6 +16,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from specjax import sampling as smp
+from specjax.contracts import PARTS, watched_part
 from specjax.policies import Costs, Observation, Policy, Round
 from specjax.policies.base import first_state
 from specjax.policies.constant import Constant
@@ -94,6 +95,7 @@ def walk(
       keys: one for each output, as a real run's rows have them.
       past: the policy's state for a single row, with what it learned before.
     """
+    policy = watched_part(policy, PARTS["policy"], len(keys))
     gamma_max, rows = rollouts.gamma_max, jnp.arange(len(rollouts.emitted))
     emitted, rejections = rollouts.emitted, first_rejections(rollouts, keys)
     zeros, trail_end = jnp.zeros_like(emitted), rollouts.tokens.shape[1]
