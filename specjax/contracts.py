@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -58,8 +58,8 @@ class Same(NamedTuple):
         return f"the given state {layout(self.state)}".strip()
 
     def fits(self, found: Any) -> bool:
-        structures = [jax.tree.structure(state) for state in (found, self.state)]
-        return bool(structures[0] == structures[1]) and layout(found) == layout(self.state)
+        one, other = (cast(Any, jax.tree.structure(state)) for state in (found, self.state))
+        return bool(one == other) and layout(found) == layout(self.state)
 
 
 class First(NamedTuple):

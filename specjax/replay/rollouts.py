@@ -288,6 +288,11 @@ def record(
     return _unflat({name: np.concatenate([p[name] for p in parts]) for name in Rollouts._fields})
 
 
+def _in_file(name: str) -> str:
+    """A field's name in files, which keep the names that older versions wrote."""
+    return name.replace("belief_logprob", "confidence")
+
+
 def save(path: str | os.PathLike, rollouts: Rollouts) -> None:
     """Write an npz file without padding; hidden states in float16. No file is left half-written."""
     flat = _flat(rollouts, len(rollouts.emitted))
@@ -303,9 +308,8 @@ def load(path: str | os.PathLike) -> Rollouts:
       ValueError: not such a file, or a damaged one.
     """
     way_out = "Make it by experiments.trace."
-    ranks = {_in_file(name): rank for name, rank in _RANKS.items()}
-    found = files.read_npz(path, ranks, "rollouts", way_out)
-    flat = {name: found[_in_file(name)] for name in _RANKS}
+    found = files.read_npz(path, _RANKS, "rollouts", way_out)
+    flat = {name: found[_in_file(name)] for name in Rollouts._fields}
     emitted = flat["emitted"]
     counts = emitted.dtype.kind in "iu" and len(emitted) > 0 and emitted.min() >= 0
     places = sum(emitted.tolist()) + len(emitted)  # Python's numbers do not wrap around
@@ -331,15 +335,10 @@ PADDED_RATIO = 64
 _BY_OUTPUT = ("input_index", "emitted", "budget")
 _BY_TOKEN = ("tokens", "own_target", "own_draft", "own_belief_logprob", "length", "accepted")
 _RANKS = {  # number of axes in a file, where outputs and positions are one axis
-    **dict.fromkeys(Rollouts._fields, 2),
-    **dict.fromkeys((*_BY_OUTPUT, *_BY_TOKEN), 1),
+    **dict.fromkeys(map(_in_file, Rollouts._fields), 2),
+    **dict.fromkeys(map(_in_file, (*_BY_OUTPUT, *_BY_TOKEN)), 1),
     "hidden": 3,
 }
-
-
-def _in_file(name: str) -> str:
-    """A field's name in files, which keep the names that older versions wrote."""
-    return name.replace("belief_logprob", "confidence")
 
 
 def _flat(rollouts: Rollouts, rows: int) -> dict[str, np.ndarray]:

@@ -492,6 +492,8 @@ def test_files(tmp_path):
     trace = recorded(method, inputs_of(PROMPTS))
     rollouts.save(tmp_path / "trace.npz", trace)
     loaded = rollouts.load(tmp_path / "trace.npz")
+    with np.load(tmp_path / "trace.npz") as file:  # by the names of older files
+        np.testing.assert_array_equal(file["own_confidence"][0], trace.own_belief_logprob[0, 0])
     np.testing.assert_allclose(loaded.hidden[0, 0], trace.hidden[0, 0], atol=2e-3)
     ours, theirs = (replay.replay([svip()], each, jax.random.key(0)) for each in (trace, loaded))
     assert np.array_equal(ours.drafted, theirs.drafted)
