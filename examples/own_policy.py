@@ -33,7 +33,7 @@ class Patient(Policy):
 
 
 def main():
-    check_policy(Patient(jnp.int32(2)))
+    check_policy(Patient(jnp.int32(2)))  # prints how long its drafts were
     print("Patient decides by the past of its own row, and the output's distribution is as before.")
 
 

@@ -12,10 +12,11 @@ from jax import Array
 from jaxtyping import Int
 
 from specjax import sampling as smp
+from specjax.contracts import watched
 from specjax.dice import Dice
 from specjax.drafters.base import started
 from specjax.pytrees import pytree
-from specjax.rounds import Drafts, Round, Verdict, round_of
+from specjax.rounds import Drafts, Round, Verdict, judged_rule, round_of
 from specjax.rules import AcceptanceRule, Token, resolve_rule
 from specjax.sampling import Sampling
 from specjax.state import State, begin, block, commit, is_finite
@@ -58,6 +59,7 @@ def step(
     method: Autoregressive, context: Context, state: State, dice: Dice | None = None
 ) -> tuple[State, Round]:
     """Decode one token for every live row, drawn as in a speculative round without a draft."""
+    method = watched(method, len(state.done))
     none = jnp.zeros((len(state.length), 0), jnp.int32)
     hidden, cache = method.target(block(state, none), state.length - 1, context, state.cache)
     logits = method.target.logits(hidden[:, 0])
@@ -73,13 +75,13 @@ def step(
     verdict = Verdict(
         target_logprobs=logprobs[:, None],
         hidden=hidden,
-        overlap=drafts.confidence,
-        ratio=drafts.confidence,
+        overlap=drafts.belief_logprob,
+        ratio=drafts.belief_logprob,
         stop=jnp.ones_like(probs[:, :1]),
         accepted=drafts.length,
         next_probs=probs,
         next_token=token,
     )
-    state = state.replace(cache=cache, target_finite=finite)
+    state = judged_rule(state.replace(cache=cache, target_finite=finite), drafts, verdict)
     after = commit(state, none, drafts.length, drafts.length, token, method.eos_ids)
     return after, round_of(state, after, drafts, verdict)

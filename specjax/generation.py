@@ -95,7 +95,8 @@ def generate(
         and tree. With γ = 0 the draft is not used. A warning names what differs from the models,
         sampling, batch size and limits that they were tuned for.
       rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
-        confidence and entropy at each drafted token. The tokens are the same. For chains.
+        confidence, a probability, and entropy at each drafted token. The tokens are the same. For
+        chains.
       carry: start each batch from what the policy, or a switch among drafters, learned in the last
         batch. Distributions do not change. At temperatures above 0 a row's tokens then depend on
         earlier inputs, and on how batches were cut.

@@ -20,7 +20,7 @@ class Log(NamedTuple):
     accepted: Int[Array, "B R"]  # drafted tokens in the output
     emitted: Int[Array, "B R"]
     tested: Int[Array, "B R"]  # drafted tokens up to the first rejection, or to the output's end
-    confidence: Float[Array, "B R G"]  # belief in each drafted token, a log-probability
+    belief_logprob: Float[Array, "B R G"]  # of each drafted token, in the drafter's belief
     entropy: Float[Array, "B R G"]  # of the belief that each token was drawn from, in nats
 
 
@@ -42,7 +42,7 @@ def write(log: Log, round_: Round) -> Log:
         round_.emitted,
         # An output that ends inside the draft tests nothing after its last token, as in `commit`.
         jnp.sum(round_.tested, axis=1, dtype=jnp.int32),
-        round_.confidence,
+        round_.belief_logprob,
         round_.drafts.entropy,
     )
     rows = jnp.arange(len(written), dtype=jnp.int32)
@@ -59,19 +59,19 @@ def lines(log: Log, row: int) -> list[dict[str, Any]]:
 
     Returns:
       For each round: round (from 0), allowed, drafted, accepted, emitted, tested, and for each
-      drafted token confidence, a probability, and entropy, in nats. Position i of the draft, from
-      0, was tested if i < tested, and accepted if i < accepted.
+      drafted token confidence, its probability in the drafter's belief, and entropy, in nats.
+      Position i of the draft, from 0, was tested if i < tested, and accepted if i < accepted.
     """
     found = []
     for number in range(int(log.written[row])):
         one = jax.tree.map(lambda field, at=number: np.asarray(field)[row, at], log[1:])
-        *counts, confidence, entropy = one
+        *counts, logprob, entropy = one
         drafted = slice(0, int(counts[1]))
         found.append(
             {
                 "round": number,
                 **{name: int(count) for name, count in zip(Log._fields[1:-2], counts, strict=True)},
-                "confidence": np.exp(confidence[drafted]).astype(float).round(6).tolist(),
+                "confidence": np.exp(logprob[drafted]).astype(float).round(6).tolist(),
                 "entropy": entropy[drafted].astype(float).round(6).tolist(),
             }
         )

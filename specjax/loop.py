@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int, Key
 
 from specjax import log
+from specjax.contracts import is_own
 from specjax.drafters.base import Drafter
 from specjax.models import sharding
 from specjax.policies import Policy
@@ -95,6 +97,8 @@ def start(
 
 def _start(method, inputs, keys, budget, buffer_len, logged) -> tuple[Any, State]:
     context, state = method.start(inputs, keys, budget, buffer_len)
+    if is_own(method.rule):
+        state = state.replace(rule_sound=jnp.ones(3, bool))
     if logged:
         state = state.replace(log=log.empty(len(keys), logged, method.gamma_max))
     return context, state

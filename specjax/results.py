@@ -89,8 +89,8 @@ class Row(Acceptance):
     text: str  # the text after the prompt, without special tokens
     tokens: list[int]  # without the prompt, EOS included
     target_calls: int
-    drafted: int  # tokens, in trees nodes
-    levels: int  # drafted tokens on each round's longest path; in chains all
+    drafted: int  # tokens that were verified, in trees nodes
+    levels: int  # sequential calls of the drafter; more than `drafted` if a budget left some out
     accepted: int
     accepted_lengths: list[int]  # rounds by accepted length, 0 … γ_max; autoregressive: [calls]
     tested: list[int]  # rounds in which draft position i was reached, 0 … γ_max−1
@@ -123,8 +123,8 @@ class Summary(Acceptance):
     outputs: int
     tokens: int  # accepted + corrections + bonus
     iterations: int  # target calls; prefill is not counted
-    drafted: int  # tokens, in trees nodes
-    levels: int  # sequential calls of the drafter; in chains one per token
+    drafted: int  # tokens that were verified, in trees nodes
+    levels: int  # sequential calls of the drafter; more than `drafted` if a budget left some out
     accepted: int
     corrections: int  # the target's tokens in the place of rejected ones
     bonus: int  # the target's tokens after a fully accepted or empty draft

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from specjax.state import State, left
+from specjax.state import State, is_distribution, left
 
 
 class Drafts(NamedTuple):
@@ -16,7 +16,7 @@ class Drafts(NamedTuple):
 
     tokens: Int[Array, "B G"]
     logprobs: Float[Array, "B G V"]  # the distributions that the tokens were drawn from
-    confidence: Float[Array, "B G"]  # float32, see `Observation.belief_logprobs`
+    belief_logprob: Float[Array, "B G"]  # float32, of the token, see `Observation.belief_logprobs`
     entropy: Float[Array, "B G"]  # float32, of the same belief, in nats
     length: Int[Array, " B"]
     allowed: Int[Array, " B"]  # the longest draft that the policy allowed
@@ -33,7 +33,7 @@ class Drafts(NamedTuple):
         return cls(
             tokens=jnp.zeros((rows, gamma), jnp.int32),
             logprobs=jnp.zeros((rows, gamma, like.shape[-1]), like.dtype),
-            confidence=slots,
+            belief_logprob=slots,
             entropy=slots,
             length=none,
             allowed=none,
@@ -44,7 +44,7 @@ class Drafts(NamedTuple):
         """Add one token at `slot`, which counts in the rows that `drafted` it.
 
         Args:
-          columns: the token's entries in tokens, logprobs, confidence and entropy.
+          columns: the token's entries in tokens, logprobs, belief_logprob and entropy.
         """
         put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
         added = [put(old, new) for old, new in zip(self[:4], columns, strict=True)]
@@ -80,7 +80,7 @@ class Round(NamedTuple):
     Entries after the first rejection describe a prefix that was discarded, and not the output.
 
     For a tree, entry i is about the node at depth i of the accepted path. `ratio` and `overlap` are
-    the chance that one of its children is accepted, given the tokens. `confidence` is the belief in
+    the chance that one of its children is accepted, given the tokens. `belief_logprob` is that of
     its children together, and `drafted` the depth.
 
     The fields from `drafts` on hold distributions and states of the models: enough to compute the
@@ -93,7 +93,7 @@ class Round(NamedTuple):
     emitted: Int[Array, " B"]
     overlap: Float[Array, "B G"]  # float32, P(a token there is accepted): Σ min(target, draft)
     ratio: Float[Array, "B G"]  # float32, min(1, target/draft) of the drafted token
-    confidence: Float[Array, "B G"]  # float32, the belief in the drafted token, a log-probability
+    belief_logprob: Float[Array, "B G"]  # float32, of the drafted token in the drafter's belief
     submitted: Bool[Array, "B G"]  # positions with a submitted token
     left: Int[Array, " B"]  # tokens that the row may still emit; 0: it has ended
     drafts: Drafts = _UNKNOWN
@@ -146,12 +146,26 @@ def round_of(before: State, after: State, drafts: Drafts, verdict: Verdict) -> R
         active=~before.done,
         drafted=drafts.length,
         emitted=after.length - before.length,
-        confidence=drafts.confidence,
+        belief_logprob=drafts.belief_logprob,
         submitted=slot < drafts.length[:, None],
         left=left(after),
         drafts=drafts,
         **verdict._asdict(),
     )
+
+
+def judged_rule(state: State, drafts: Drafts, verdict: Verdict) -> State:
+    """Note whether `stop` is a distribution, ends with the draft, and `next_probs` is one.
+
+    For rules of a user's own, whose states have `rule_sound`.
+    """
+    if state.rule_sound is None:
+        return state
+    slot = jnp.arange(verdict.stop.shape[1], dtype=jnp.int32)[None, :]
+    drafted = jnp.where(slot <= drafts.length[:, None], verdict.stop, 0.0)
+    each = verdict.stop, drafted, verdict.next_probs
+    sound = jnp.stack([is_distribution(one, ~state.done) for one in each])
+    return state.replace(rule_sound=state.rule_sound & sound)
 
 
 def idle(gamma_max: int, rows: int) -> Round:
@@ -164,7 +178,7 @@ def idle(gamma_max: int, rows: int) -> Round:
         emitted=none + 1,
         overlap=nothing,
         ratio=nothing,
-        confidence=nothing,
+        belief_logprob=nothing,
         submitted=nothing > 0,
         left=none + gamma_max + 1,
     )

@@ -18,9 +18,9 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from specjax.defaults import TOP_K, TOP_P
-from specjax.pytrees import pytree, set_fields
+from specjax.pytrees import check_pytree, pytree, set_fields
 from specjax.support import named
-from specjax.support.ranges import number, whole
+from specjax.support.ranges import has, number, shown, whole
 
 COLDEST = 1e-20  # the lowest temperature above 0: logits up to 3e18 stay finite in float32
 NAMES = {"truncation": "specjax.sampling:Truncation"}
@@ -129,8 +129,8 @@ class Sampling:
             for one in filters
         ]
         for one in chosen:
-            if not callable(one):
-                raise ValueError(f"filters holds {one!r}, which is no `specjax.sampling.Filter`.")
+            has("filters", one, ("__call__",), "a list of `specjax.sampling.Filter`s")
+            check_pytree("filters", one)
         if top_k > 0 or top_p < 1:
             chosen.insert(0, first)
         greedy = temperature == 0
@@ -187,8 +187,23 @@ def standardize(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[A
         return jnp.where(hit, 0.0, -jnp.inf) + poison
     scaled = logits / sampling.temperature.astype(logits.dtype)
     for leave_out in sampling.filters:
-        scaled = leave_out(scaled)
+        scaled = _filtered(leave_out, scaled)
     return jax.nn.log_softmax(scaled, axis=-1)
+
+
+def _filtered(leave_out: Filter, logits: Float[Array, "*batch V"]) -> Float[Array, "*batch V"]:
+    """Apply a filter; ValueError if it returns anything but floats of the same shape."""
+    found = leave_out(logits)
+    fits = isinstance(found, Array) and found.shape == logits.shape
+    if not (fits and jnp.issubdtype(found.dtype, jnp.floating)):
+        array = isinstance(found, Array)
+        returned = f"{found.dtype}{list(found.shape)}" if array else shown(found)
+        raise ValueError(
+            f"The filter {type(leave_out).__name__} returned {returned} where "
+            f"{logits.dtype}{list(logits.shape)} is due: a logit for each that it was given, −inf "
+            "for a token that is left out."
+        )
+    return found
 
 
 # Randomness. A row's key is fold_in(fold_in(key, input index), sample), so that neither its

@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import passes
 from specjax.budgets import base as budgets
 from specjax.budgets.base import Budget
+from specjax.contracts import watched
 from specjax.dice import Dice, dice_for
 from specjax.drafters import sharing
 from specjax.drafters.base import Drafter, first_distribution, prefill, proposal
@@ -32,7 +33,7 @@ from specjax.models.packing import Packing, unpack
 from specjax.policies import Observation, Policy
 from specjax.policies.base import first_state
 from specjax.pytrees import pytree
-from specjax.rounds import Drafts, Round, Verdict, round_of
+from specjax.rounds import Drafts, Round, Verdict, judged_rule, round_of
 from specjax.rules import AcceptanceRule, at_tokens, given_noise, resolve_rule
 from specjax.sampling import Sampling
 from specjax.state import State, begin, block, commit, is_finite
@@ -95,6 +96,7 @@ def start(
     method: Speculative, inputs: Inputs, keys: Key[Array, " B"], budget: Array, buffer_len: int
 ) -> tuple[Contexts, State]:
     """Read the prompt with both models; see `loop.start`."""
+    method = watched(method, len(keys))
     started = sharing.started(method.target, method.drafter, inputs, buffer_len)
     context, cache, own_context, drafter = started
     contexts = Contexts(context, own_context)
@@ -114,14 +116,14 @@ def step(
     method: Speculative, contexts: Contexts, state: State, dice: Dice | None = None
 ) -> tuple[State, Round]:
     """Run one round for every live row: the loop's body, which Python may call too."""
-    dice = dice or dice_for(method)
+    method, dice = watched(method, len(state.done)), dice or dice_for(method)
     drafts, state = draft(method, contexts.drafter, state, dice)
     judged = partial(judge, method, contexts, dice)
     if method.sizes:
         verdict, state = passes.packed(method, judged, state, drafts)
     else:
         verdict, state = passes.narrowed(method, jnp.max(drafts.length) + 1, judged, state, drafts)
-    return conclude(method, contexts.drafter, state, drafts, verdict)
+    return conclude(method, contexts.drafter, judged_rule(state, drafts, verdict), drafts, verdict)
 
 
 # --- Lines 1 to 3: sample γ guesses from the draft model -----------------------------------------
@@ -204,10 +206,10 @@ def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -
     chances = budgets.before_the_draw(method.budget, turn.chances, seen)
     noisy = method.rule.given_noise(proposed.logprobs, state.keys, state.length + slot)
     token = dice.draft(state, slot, noisy, proposed.best)
-    confidence = at_tokens(proposed.belief, token).astype(jnp.float32)
-    drafts = turn.drafts.put(slot, going, token, proposed.logprobs, confidence, seen.entropy)
-    policy, more = method.policy.go_on(policy, going, confidence)
-    chances = budgets.after_the_draw(method.budget, chances, confidence)
+    logprob = at_tokens(proposed.belief, token).astype(jnp.float32)
+    drafts = turn.drafts.put(slot, going, token, proposed.logprobs, logprob, seen.entropy)
+    policy, more = method.policy.go_on(policy, going, logprob)
+    chances = budgets.after_the_draw(method.budget, chances, logprob)
     going &= (drafts.length < cap) & more
     return Turn(slot + 1, going, drafts, turn.drafter, policy, chances, finite)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
-from jaxtyping import Bool, Int, Key
+from jaxtyping import Bool, Float, Int, Key
 
 from specjax.types import Inputs
 
@@ -17,7 +17,7 @@ class Stats(struct.PyTreeNode):
 
     target_calls: Array  # [B] int32, verify passes while the row was active
     drafted: Array  # [B] int32, drafted tokens submitted to the target
-    levels: Array  # [B] int32, drafted tokens on the longest path; in a chain all
+    levels: Array  # [B] int32, tokens on the longest path; in a chain all that were drawn
     accepted: Array  # [B] int32, drafted tokens in the output
     emitted: Array  # [B] int32, tokens of the output, EOS included
     accepted_lengths: Array  # [B, γ_max+1] int32, rounds by accepted length
@@ -25,6 +25,7 @@ class Stats(struct.PyTreeNode):
 
 
 FOREVER = np.iinfo(np.int32).max  # rounds
+ROUNDING = 1e-3  # of a sum of float32 over a large vocabulary
 
 
 class Until(NamedTuple):
@@ -57,6 +58,8 @@ class State(struct.PyTreeNode):
     draft_finite: Array  # [] bool
     until: Until
     log: Any = None  # `log.Log` of all rounds, on request
+    # [3] bool, False once a user's own rule failed, see `rounds.judged_rule`; None: another rule
+    rule_sound: Any = None
 
 
 def begin(
@@ -108,9 +111,10 @@ def begin(
 
 
 def unfinished(state: State) -> Bool[Array, ""]:
-    """The loop's condition: enough rows are active, and no model has failed."""
+    """The loop's condition: enough rows are active, and no model or rule has failed."""
     waits = jnp.sum(state.done, dtype=jnp.int32) < state.until.done
-    return waits & (state.until.rounds > 0) & state.target_finite & state.draft_finite
+    waits = waits & (state.until.rounds > 0) & state.target_finite & state.draft_finite
+    return waits if state.rule_sound is None else waits & jnp.all(state.rule_sound)
 
 
 def left(state: State) -> Int[Array, " B"]:
@@ -194,3 +198,9 @@ def is_finite(logprobs: Array, live: Bool[Array, " B"]) -> Bool[Array, ""]:
     """
     first = logprobs[..., 0].reshape(logprobs.shape[0], -1)
     return ~jnp.any(jnp.isnan(first) & live[:, None])
+
+
+def is_distribution(probs: Float[Array, "B N"], live: Bool[Array, " B"]) -> Bool[Array, ""]:
+    """Whether every live row has probabilities: finite, not negative, of sum 1 up to rounding."""
+    off = jnp.abs(jnp.sum(probs, axis=1) - 1)
+    return jnp.all(((jnp.min(probs, axis=1) >= -ROUNDING) & (off <= ROUNDING)) | ~live)

@@ -160,12 +160,12 @@ def rollouts(
         tokens=none,
         own_target=certain[:, :, 0],
         own_draft=own,
-        own_confidence=belief[:, :, 0],
+        own_belief_logprob=belief[:, :, 0],
         length=jnp.full(places, gamma_max, jnp.int32),
         drafts=jnp.zeros(chance.shape, jnp.int32),
         target=certain.at[:, :, 0].set(-jnp.inf),
         draft=certain,
-        confidence=belief,
+        belief_logprob=belief,
         overlap=chance,
         entropy=_entropy(top1),
         top1=top1,
@@ -333,7 +333,7 @@ def explained_share(found: Rollouts) -> float:
     """
     there = np.arange(found.tokens.shape[1]) < np.asarray(found.emitted)[:, None]
     chance = np.asarray(found.acceptance, np.float64)[there]
-    own, other = found.own_confidence, found.confidence[:, :, 0]
+    own, other = found.own_belief_logprob, found.belief_logprob[:, :, 0]
     belief = np.concatenate([np.asarray(field, np.float64)[there] for field in (own, other)])
     weight = np.concatenate([chance, 1 - chance])
     accepted = np.repeat([1.0, 0.0], len(chance))

@@ -69,11 +69,11 @@ class Budget(Protocol):
         """
         return state, jnp.broadcast_to(1 / (1 + seen.slot.astype(jnp.float32)), seen.drafting.shape)
 
-    def drawn(self, state: Any, confidence: Float[Array, " B"]) -> Any:
+    def drawn(self, state: Any, logprob: Float[Array, " B"]) -> Any:
         """Update the state by the token that was drawn, for the tokens after it.
 
         Args:
-          confidence: float32, the belief in the token, a log-probability.
+          logprob: float32, the token's log-probability in the drafter's belief: at most 0.
         """
         return state
 
@@ -127,13 +127,11 @@ def before_the_draw(budget: Budget | None, chances: Chances, seen: Observation) 
     return chances._replace(state=state, chance=put)
 
 
-def after_the_draw(
-    budget: Budget | None, chances: Chances, confidence: Float[Array, " B"]
-) -> Chances:
+def after_the_draw(budget: Budget | None, chances: Chances, logprob: Float[Array, " B"]) -> Chances:
     """Let the budget see the token that was drawn, for the chances of later slots."""
     if budget is None:
         return chances
-    return chances._replace(state=budget.drawn(chances.state, confidence))
+    return chances._replace(state=budget.drawn(chances.state, logprob))
 
 
 def hand_out(

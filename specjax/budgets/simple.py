@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
@@ -10,6 +11,8 @@ from specjax.budgets.base import Budget
 from specjax.budgets.calibrated import Calibrated
 from specjax.pytrees import pytree
 from specjax.support.ranges import number, whole
+
+MAX_ROWS = 65536  # of a table by batch size, which has an entry for each number of rows
 
 
 @pytree
@@ -66,15 +69,20 @@ def by_batch_size(table: Mapping[int, int]) -> ByBatchSize:
     """Draft and verify γ tokens of each row, by the number of live rows, as vLLM's table does.
 
     Args:
-      table: γ by the smallest number of rows that it holds for: {1: 8, 4: 4, 16: 1}.
+      table: γ by the smallest number of rows that it holds for, at most `MAX_ROWS`:
+        {1: 8, 4: 4, 16: 1}.
+
+    Raises:
+      ValueError: no such table, or a number out of range.
     """
     if not isinstance(table, Mapping) or not table:
         raise ValueError(f"table={table!r} must map numbers of rows to draft lengths.")
-    known = {whole("rows", rows, "[1, ∞)"): whole("γ", k, "[0, ∞)") for rows, k in table.items()}
-    starts = sorted(known)
-    lengths = [known[max([s for s in starts if s <= rows], default=starts[0])]
-               for rows in range(starts[-1] + 1)]  # fmt: skip
-    return ByBatchSize(jnp.asarray(lengths, jnp.int32))
+    rows = f"[1, {MAX_ROWS}]"
+    known = {whole("rows", start, rows): whole("γ", k, "[0, ∞)") for start, k in table.items()}
+    starts = np.array(sorted(known))
+    place = np.searchsorted(starts, np.arange(starts[-1] + 1), side="right") - 1
+    lengths = np.array([known[start] for start in starts.tolist()], np.int32)
+    return ByBatchSize(jnp.asarray(lengths[np.maximum(place, 0)]))
 
 
 def static(gamma: int) -> ByBatchSize:

@@ -17,7 +17,8 @@ They are printed side by side: tokens, calls, acceptance, times and the speedup.
 With --config.rounds_file=FILE every round is a JSON line of that file, which
 pandas.read_json(FILE, lines=True) reads: input (its number), sample, round, allowed (the longest
 draft that the policy allowed), drafted, accepted, emitted, tested; and of each drafted token
-confidence and entropy. Position i of a draft, from 0, was tested if i < tested.
+confidence, its probability in the draft's belief, and the belief's entropy in nats. Position i of a
+draft, from 0, was tested if i < tested.
 
 With --follow the terminal shows each running row as a line that grows.
 

@@ -13,6 +13,7 @@ from specjax.budgets import NAMES as BUDGETS
 from specjax.budgets import Budget
 from specjax.budgets import parse as parse_budget
 from specjax.checkpoints.compatibility import check_ids, check_pair
+from specjax.contracts import check_part
 from specjax.defaults import GAMMA
 from specjax.drafters import attached, sharing
 from specjax.drafters.base import Drafter, ModelDrafter
@@ -39,6 +40,7 @@ from specjax.trees.speculative import TreeSpeculative
 
 MAX_GAMMA = 1024
 CHECKPOINT = ("model", "config", "eos_ids")
+OR_ITS_NAME = ", or its name"
 A_CHECKPOINT = "a checkpoint, as specjax.load and specjax.wrap give it"
 D = TypeVar("D")
 M = TypeVar("M", bound=Speculative | TreeSpeculative)
@@ -256,7 +258,8 @@ def pair(
     else:
         check_pytree("draft", draft)
         attached.check_target(draft, target)
-        name, size = drafters.name_of(draft), draft.vocab_size
+        name = drafters.name_of(draft)
+        size = whole(f"{name}.vocab_size", draft.vocab_size, "[1, ∞)")
         check_ids(name, size, target, check_tokens=check_tokens)
     drafter = over(draft, target.model.vocab_size)
     return seen_by(drafter, target.model), _beside(target, drafter)
@@ -270,8 +273,7 @@ def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
     if rule is None:
         return Token()
     rule = parse_rule(rule) if isinstance(rule, str) else rule
-    has("rule", rule, ("stop", "next_probs"), "an acceptance rule, or its name")
-    check_pytree("rule", rule)
+    check_part("rule", rule, OR_ITS_NAME)
     return rule
 
 
@@ -283,8 +285,7 @@ def _policy(policy: Policy | str) -> Policy:
             "generate(..., settings=settings)."
         )
     policy = parse_policy(policy) if isinstance(policy, str) else policy
-    has("policy", policy, ("begin", "update"), "a draft-length policy, or its name")
-    check_pytree("policy", policy)
+    check_part("policy", policy, OR_ITS_NAME)
     return policy
 
 
@@ -331,8 +332,7 @@ def with_budget(method: B, budget: Budget | str | None, sizes: Sequence[int] = (
                 "budget=specjax.budgets.early_stop(times)."
             )
         budget = parse_budget(budget)
-    has("budget", budget, ("begin", "takes"), "a verify budget, or its name")
-    check_pytree("budget", budget)
+    check_part("budget", budget, OR_ITS_NAME)
     if not isinstance(method, Speculative):
         raise ValueError("A verify budget goes with chains: leave out the tree or the budget.")
     if method.widths:

@@ -14,9 +14,16 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.results import Progress, Row
 from specjax.state import State, Stats
 
+_NO_DISTRIBUTION = "gave no distribution: NaN, a negative number, or a sum other than 1"
+RULE_FAULTS = (  # by entry of `State.rule_sound`
+    f".stop {_NO_DISTRIBUTION}",
+    ".stop accepts tokens behind the end of a draft, which nobody drafted",
+    f".next_probs {_NO_DISTRIBUTION}",
+)
 
-def check_finite(state: State, names: tuple[str, str]) -> None:
-    """Raise FloatingPointError if a model's logits were not finite."""
+
+def check_finite(state: State, names: tuple[str, str], rule: Any = None) -> None:
+    """Raise FloatingPointError if a model's logits were not finite, or a user's own rule failed."""
     for finite, role, name in zip(
         (state.target_finite, state.draft_finite), ("target", "draft"), names, strict=True
     ):
@@ -24,6 +31,13 @@ def check_finite(state: State, names: tuple[str, str]) -> None:
             raise FloatingPointError(
                 f"The {role} model ({name}) gave logits that are not finite. Check its weights, or "
                 "use a wider dtype: T5's activations overflow float16."
+            )
+    sound = [True] * len(RULE_FAULTS) if state.rule_sound is None else state.rule_sound
+    for fine, fault in zip(sound, RULE_FAULTS, strict=True):
+        if not bool(fine):
+            raise FloatingPointError(
+                f"{'The rule' if rule is None else type(rule).__name__}{fault}. "
+                "`specjax.testing.check_rule` tries it alone."
             )
 
 

@@ -133,9 +133,9 @@ class Running:
         """Read the rows that have ended, which are free from now on, and the others.
 
         Raises:
-          FloatingPointError: logits that are not finite.
+          FloatingPointError: logits that are not finite, or an own rule without distributions.
         """
-        check_finite(self._state, self.names)
+        check_finite(self._state, self.names, self.method.rule)
         outputs = read(self._state)
         ended: dict[int, tuple[int, int]] = {}
         going: dict[int, tuple[int, int]] = {}

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int, Key
 
 from specjax import loop
 from specjax.batching import bucket
+from specjax.contracts import watched
 from specjax.decoding.texts import check_budget, pack_for
 from specjax.drafters import carrying
 from specjax.loop import Method
@@ -68,6 +69,9 @@ def start(method, target, requests, *, max_new_tokens, key, rows, width, logs=Fa
     inputs, keys, budget = arguments(target, requests, rows=rows, width=width, key=key)
     room = room_of(method, inputs, max_new_tokens)
     logged = max_new_tokens if logs else 0
+    if watched(method, len(keys)) is not method:  # own parts fail here, before anything is compiled
+        shapes = loop.start.eval_shape(method, inputs, keys, budget, buffer_len=room, logged=logged)
+        loop.decode.eval_shape(method, *shapes)
     return loop.start(method, inputs, keys, budget, buffer_len=room, logged=logged)
 
 
@@ -122,6 +126,7 @@ class Past(NamedTuple):
 @partial(jax.jit, donate_argnames="state")
 def resume(method: Any, state: State, past: Past) -> State:
     """Add to the state before the first round what the last batch learned. Donates `state`."""
+    method = watched(method, len(state.done))
     state = state.replace(
         policy=method.policy.resume(state.policy, past.policy, past.rows),
         drafter=carrying.resume(method.drafter, state.drafter, past.drafter, past.rows),

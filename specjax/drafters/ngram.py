@@ -241,6 +241,7 @@ def bigram(counts: Counts, add_k: float = 1.0, strength: float = 1.0) -> Bigram:
     )
 
 
+LONGEST = 16  # n-gram, and matches: both loops are unrolled, and compile the longer for it
 _NOTHING = -1  # the place of a missing token; no id equals it
 
 
@@ -259,7 +260,7 @@ class PromptLookup(Drafter):
     All decisions depend on the prefix alone, so the output's distribution stays the target's.
 
     Raises:
-      ValueError: not 1 ≤ min_ngram ≤ max_ngram, or matches < 1.
+      ValueError: not 1 ≤ min_ngram ≤ max_ngram ≤ `LONGEST`, or not 1 ≤ matches ≤ `LONGEST`.
     """
 
     free: ClassVar[bool] = True
@@ -275,8 +276,9 @@ class PromptLookup(Drafter):
         return self.matches > 1
 
     def __post_init__(self):
-        for name in ("vocab_size", "max_ngram", "min_ngram", "matches"):
-            whole(name, getattr(self, name), "[1, ∞)")
+        for name in ("max_ngram", "min_ngram", "matches"):
+            whole(name, getattr(self, name), f"[1, {LONGEST}]")
+        whole("vocab_size", self.vocab_size, "[1, ∞)")
         if self.min_ngram > self.max_ngram:
             raise ValueError(
                 f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram} must satisfy "

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int, Key
 
 from specjax import decoding, rules
 from specjax import sampling as smp
+from specjax.contracts import watched
 from specjax.defaults import BATCH_SIZE, NEW_TOKENS
 from specjax.drafters.base import Drafter, is_silent
 from specjax.measure.along import along, by_prefix, last
@@ -77,6 +78,7 @@ def overlaps(
       contexts, state, outputs, emitted: as `along` takes them; entries beyond `emitted` are
         arbitrary.
     """
+    method = watched(method, len(state.done))
     rule, chosen = method.rule, method.sampling
 
     def beta(state, hidden):

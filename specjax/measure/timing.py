@@ -272,7 +272,7 @@ def side_by_side(
         first = time.perf_counter()
         state = jax.block_until_ready(loop.decode(method, context, state))
         took = time.perf_counter() - first
-        decoding.check_finite(state, names)
+        decoding.check_finite(state, names, method.rule)
         rows = decoding.read_rows(state, [(index, 0) for index in batch], target)
         return took, before + took, rows, note(state)
 

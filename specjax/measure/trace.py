@@ -81,7 +81,7 @@ def visible(round_: Round) -> Round:
     found: dict[str, Any] = dict.fromkeys(Round._fields)
     found |= {
         "accepted": round_.accepted,
-        "drafts": drafts and drafts._replace(logprobs=no, confidence=no),
+        "drafts": drafts and drafts._replace(logprobs=no, belief_logprob=no),
         "nodes": nodes and nodes._replace(logprobs=no, belief=no),
         "node": round_.node,
     }

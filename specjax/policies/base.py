@@ -85,7 +85,7 @@ class Policy(Protocol):
         return state, seen.drafting
 
     def go_on(
-        self, state: Any, drafting: Bool[Array, " B"], confidence: Float[Array, " B"]
+        self, state: Any, drafting: Bool[Array, " B"], logprob: Float[Array, " B"]
     ) -> tuple[Any, Bool[Array, " B"]]:
         """Decide whether each row drafts one token more, after token i has been drawn.
 
@@ -93,7 +93,7 @@ class Policy(Protocol):
 
         Args:
           drafting: rows that drafted token i.
-          confidence: float32, the belief in token i, a log-probability.
+          logprob: float32, the log-probability of token i in the drafter's belief: at most 0.
         """
         return state, drafting
 

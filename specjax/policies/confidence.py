@@ -39,12 +39,12 @@ class Confidence(Policy):
         none = jnp.zeros((*keys.shape, BINS), jnp.float32)
         return Seen(jnp.full(keys.shape, self.threshold, jnp.float32), none, none)
 
-    def go_on(self, state, drafting, confidence):
-        return state, drafting & (jnp.exp(confidence) >= state.threshold)
+    def go_on(self, state, drafting, logprob):
+        return state, drafting & (jnp.exp(logprob) >= state.threshold)
 
     def update(self, state, round_):
         edges = jnp.arange(BINS, dtype=jnp.float32) / BINS
-        which = jnp.floor(jnp.exp(round_.confidence) * BINS).astype(jnp.int32)
+        which = jnp.floor(jnp.exp(round_.belief_logprob) * BINS).astype(jnp.int32)
         hit = (
             jnp.minimum(which, BINS - 1)[:, :, None]
             == jnp.arange(BINS, dtype=jnp.int32)[None, None, :]

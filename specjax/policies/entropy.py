@@ -25,7 +25,7 @@ class Svip(Policy):
     def keep_drafting(self, state, seen):
         return jnp.sqrt(self.scale * seen.entropy), seen.drafting
 
-    def go_on(self, state, drafting, confidence):
+    def go_on(self, state, drafting, logprob):
         return state, drafting & (state <= self.threshold)
 
     def update(self, state, round_):

@@ -139,7 +139,7 @@ class Descent(NamedTuple):
 class FirstDescent(Goodput):
     """Drafts while one more token is expected to raise tokens per time, decided token by token.
 
-    A token's chance of acceptance is estimated from past tokens of similar confidence; before the
+    A token's chance of acceptance is estimated from past tokens of similar belief; before the
     token is drawn, from all past tokens. Drafting stops at the first length, 0 included, after
     which expected tokens per time would fall; longer drafts are not considered.
     """
@@ -157,9 +157,9 @@ class FirstDescent(Goodput):
         cost = self.costs.round_times(gamma_max)
         return state, jnp.where(self._pays(state, cost), len(cost) - 1, 0)
 
-    def go_on(self, state, drafting, confidence):
+    def go_on(self, state, drafting, logprob):
         cost = self.costs.round_times(self.costs.gamma_max)
-        at = _bin(confidence)[:, None]
+        at = _bin(logprob)[:, None]
         tally = jax.tree.map(lambda x: jnp.take_along_axis(x, at, axis=1)[:, 0], state.tally)
         survival = jnp.where(drafting, state.survival * self.alpha(tally), state.survival)
         state = Descent(
@@ -172,7 +172,7 @@ class FirstDescent(Goodput):
 
     def update(self, state, round_):
         bins = jnp.arange(BINS, dtype=jnp.int32)[None, None, :]
-        hit = _bin(round_.confidence)[:, :, None] == bins
+        hit = _bin(round_.belief_logprob)[:, :, None] == bins
         hit = (hit & round_.tested[:, :, None]).astype(jnp.float32)
         tally = Tally(
             self.memory * state.tally.accepted + jnp.sum(hit * round_.ratio[:, :, None], axis=1),
@@ -193,14 +193,14 @@ class FirstDescent(Goodput):
         return Descent(tally, jnp.zeros(ones.shape, jnp.int32), ones, ones)
 
 
-def _bin(confidence: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
+def _bin(logprob: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
     """The index of a probability's bin, of BINS equal ones."""
-    which = jnp.floor(jnp.exp(confidence) * BINS).astype(jnp.int32)
+    which = jnp.floor(jnp.exp(logprob) * BINS).astype(jnp.int32)
     return jnp.clip(which, 0, BINS - 1)
 
 
 def first_descent(
     costs: Costs, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9
 ) -> FirstDescent:
-    """Make a goodput policy by this round's confidences, with a table of costs."""
+    """Make a goodput policy by this round's beliefs, with a table of costs."""
     return FirstDescent(*checked(costs, prior, weight, memory))

@@ -78,14 +78,14 @@ class Lookahead(Estimating):
         state = state._replace(offset=offset, bars=bars, drafted=none, survival=certain)
         return state, jnp.where(best > rate[:, 0], len(cost) - 1, 0)
 
-    def go_on(self, state, drafting, confidence):
-        survival = state.survival * _chance(state, confidence[:, None])[:, 0]
+    def go_on(self, state, drafting, logprob):
+        survival = state.survival * _chance(state, logprob[:, None])[:, 0]
         drafted = state.drafted + 1
         bar = jnp.take_along_axis(state.bars, drafted[:, None], axis=1)[:, 0]
         return state._replace(drafted=drafted, survival=survival), drafting & (survival > bar)
 
     def update(self, state, round_):
-        odds, chance = _belief_odds(round_.confidence), _chance(state, round_.confidence)
+        odds, chance = _belief_odds(round_.belief_logprob), _chance(state, round_.belief_logprob)
         mean = _mean_odds(state, self.alpha(state))
         apart = jnp.where(round_.tested, odds - mean[:, None], 0.0)
         slope = state.slope + self.learning_rate * jnp.sum((round_.ratio - chance) * apart, axis=1)
@@ -107,8 +107,8 @@ def _odds(some: Array, rest: Array) -> Array:
     return jnp.clip(jnp.log(jnp.maximum(some, 1e-6) / jnp.maximum(rest, 1e-6)), -LIMIT, LIMIT)
 
 
-def _belief_odds(confidence: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    belief = jnp.exp(confidence)
+def _belief_odds(logprob: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    belief = jnp.exp(logprob)
     return _odds(belief, 1 - belief)
 
 
@@ -118,10 +118,10 @@ def _mean_odds(state: Ahead, alpha: Float[Array, " B"]) -> Float[Array, " B"]:
     return (state.odds + fitting) / (state.evidence.recent.tested + BELIEF_WEIGHT)
 
 
-def _chance(state: Ahead, confidence: Float[Array, "B K"]) -> Float[Array, "B K"]:
+def _chance(state: Ahead, logprob: Float[Array, "B K"]) -> Float[Array, "B K"]:
     """The chance that tokens of these beliefs are accepted."""
     slope, offset = state.slope[:, None], state.offset[:, None]
-    return jax.nn.sigmoid(offset + slope * _belief_odds(confidence))
+    return jax.nn.sigmoid(offset + slope * _belief_odds(logprob))
 
 
 def lookahead(

@@ -58,8 +58,8 @@ class TapOut(Policy):
     def keep_drafting(self, state, seen):
         return self._ask(state, lambda arm, own: arm.keep_drafting(own, seen))
 
-    def go_on(self, state, drafting, confidence):
-        return self._ask(state, lambda arm, own: arm.go_on(own, drafting, confidence))
+    def go_on(self, state, drafting, logprob):
+        return self._ask(state, lambda arm, own: arm.go_on(own, drafting, logprob))
 
     def update(self, state, round_):
         bandit = rewarded(state.bandit, round_, self.reward(round_))

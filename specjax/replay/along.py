@@ -108,9 +108,9 @@ class Along:
         return path(self.recorded, self.begin, self.rejected)
 
     @property
-    def confidence(self) -> Float[Array, "N G"]:
-        """The belief in each drafted token, see `Round`."""
-        return self.over_slots(self.recorded.confidence, self.recorded.own_confidence)
+    def belief_logprob(self) -> Float[Array, "N G"]:
+        """The log-probability of each drafted token, see `Round`."""
+        return self.over_slots(self.recorded.belief_logprob, self.recorded.own_belief_logprob)
 
     def over_slots(self, field: Array, own: Array | None = None) -> Array:
         """Select each draft's slots: (N, T, G) → (N, G).
@@ -136,7 +136,7 @@ class Along:
           the drafter was called, whether it proposed a token, and whether that was drafted.
         """
         where, there, _ = self.path
-        rows, confidence = jnp.arange(len(cap)), self.confidence
+        rows, logprob = jnp.arange(len(cap)), self.belief_logprob
         silent = there >= self.recorded.length[rows[:, None], where]
 
         def propose(carry, slot):
@@ -147,9 +147,9 @@ class Along:
             state, keep = policy.keep_drafting(state, seen)
             drafting = proposed & keep
             chances = budgets.before_the_draw(budget, chances, seen)
-            chances = budgets.after_the_draw(budget, chances, confidence[:, slot])
+            chances = budgets.after_the_draw(budget, chances, logprob[:, slot])
             drafted += drafting.astype(jnp.int32)
-            state, further = policy.go_on(state, drafting, confidence[:, slot])
+            state, further = policy.go_on(state, drafting, logprob[:, slot])
             going = drafting & (drafted < cap) & further
             return (state, chances, going, drafted), (called, proposed, drafting)
 
@@ -174,7 +174,7 @@ class Along:
             emitted=gained,
             overlap=self.over_slots(recorded.overlap),
             ratio=jnp.exp(jnp.minimum(target - draft, 0.0)),
-            confidence=self.confidence,
+            belief_logprob=self.belief_logprob,
             submitted=slots[None, :] < verified[:, None],
             left=jnp.where(after < recorded.emitted, recorded.budget - after, 0),
         )

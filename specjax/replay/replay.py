@@ -16,6 +16,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from specjax import sampling as smp
+from specjax.contracts import PARTS, watched_part
 from specjax.policies import Costs, Observation, Policy, Round
 from specjax.policies.base import first_state
 from specjax.policies.constant import Constant
@@ -51,7 +52,7 @@ def _not_known(name: str) -> Any:
 class _Counted(Round):
     """A round of which only counts are known."""
 
-    overlap, ratio, confidence = map(_not_known, ("overlap", "ratio", "confidence"))
+    overlap, ratio, belief_logprob = map(_not_known, ("overlap", "ratio", "belief_logprob"))
 
 
 class _Unseen(NamedTuple):
@@ -67,10 +68,10 @@ class _Unseen(NamedTuple):
 def read_beyond_counts(policy: Policy, gamma_max: int) -> str:
     """Name a field that a policy reads beside counts of tokens; empty if there is none.
 
-    A policy with a `go_on` of its own reads confidences.
+    A policy with a `go_on` of its own reads log-probabilities.
     """
     if type(policy).go_on is not Policy.go_on:
-        return "confidence"
+        return "logprob"
 
     def one_round(keys: Key[Array, " N"]) -> Any:
         state, _ = policy.begin(first_state(policy, keys, gamma_max), gamma_max)
@@ -94,6 +95,7 @@ def walk(
       keys: one for each output, as a real run's rows have them.
       past: the policy's state for a single row, with what it learned before.
     """
+    policy = watched_part(policy, PARTS["policy"], len(keys))
     gamma_max, rows = rollouts.gamma_max, jnp.arange(len(rollouts.emitted))
     emitted, rejections = rollouts.emitted, first_rejections(rollouts, keys)
     zeros, trail_end = jnp.zeros_like(emitted), rollouts.tokens.shape[1]

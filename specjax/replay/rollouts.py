@@ -58,12 +58,12 @@ class Rollouts(NamedTuple):
     tokens: Int[Array, "N T"]  # of the output
     own_target: Float[Array, "N T"]  # log-probabilities of these tokens
     own_draft: Float[Array, "N T"]  # log-probabilities by the drafter; −inf beyond the output
-    own_confidence: Float[Array, "N T"]  # log-probability in the drafter's belief
+    own_belief_logprob: Float[Array, "N T"]  # of these tokens in the drafter's belief
     length: Int[Array, "N T"]  # tokens of the rollout; fewer than G where the drafter ended it
     drafts: Int[Array, "N T G"]
     target: Float[Array, "N T G"]  # log-probabilities of the drafted tokens
     draft: Float[Array, "N T G"]
-    confidence: Float[Array, "N T G"]
+    belief_logprob: Float[Array, "N T G"]
     overlap: Float[Array, "N T G"]  # Σ min(target, draft)
     entropy: Float[Array, "N T G"]  # entropy of the belief, in nats
     top1: Float[Array, "N T G"]  # largest probability of the belief
@@ -106,7 +106,7 @@ class Noted(NamedTuple):
     """Observations of a `Recorder` in a round."""
 
     own: Int[Array, " B"]  # the output's own token where the round begins
-    own_confidence: Float[Array, "B G"]
+    own_belief_logprob: Float[Array, "B G"]
     entropy: Float[Array, "B G"]
     top1: Float[Array, "B G"]
     hidden: Float[Array, "B G E"]
@@ -199,12 +199,12 @@ def roll_out(
             "tokens": own[:, 0],
             "own_target": at_tokens(target[:, :1], own[:, :1])[:, 0],
             "own_draft": jnp.where(ended, -jnp.inf, own_draft),
-            "own_confidence": noted.own_confidence[:, 0],
+            "own_belief_logprob": noted.own_belief_logprob[:, 0],
             "length": drafts.length,
             "drafts": drafts.tokens,
             "target": at_tokens(distributions, drafts.tokens),
             "draft": at_tokens(drafts.logprobs, drafts.tokens),
-            "confidence": drafts.confidence,
+            "belief_logprob": drafts.belief_logprob,
             "overlap": rule.acceptance(distributions, drafts.logprobs),
             "entropy": noted.entropy,
             "top1": noted.top1,
@@ -288,12 +288,17 @@ def record(
     return _unflat({name: np.concatenate([p[name] for p in parts]) for name in Rollouts._fields})
 
 
+def _in_file(name: str) -> str:
+    """A field's name in files, which keep the names that older versions wrote."""
+    return name.replace("belief_logprob", "confidence")
+
+
 def save(path: str | os.PathLike, rollouts: Rollouts) -> None:
     """Write an npz file without padding; hidden states in float16. No file is left half-written."""
     flat = _flat(rollouts, len(rollouts.emitted))
     flat["hidden"] = flat["hidden"].astype(np.float16)
     with files.replacing(pathlib.Path(path)) as part, part.open("wb") as file:
-        np.savez_compressed(file, **flat)  # type: ignore[arg-type]
+        np.savez_compressed(file, **{_in_file(n): x for n, x in flat.items()})  # type: ignore[arg-type]
 
 
 def load(path: str | os.PathLike) -> Rollouts:
@@ -303,7 +308,8 @@ def load(path: str | os.PathLike) -> Rollouts:
       ValueError: not such a file, or a damaged one.
     """
     way_out = "Make it by experiments.trace."
-    flat = npz.read_npz(path, _RANKS, "rollouts", way_out)
+    found = npz.read_npz(path, _RANKS, "rollouts", way_out)
+    flat = {name: found[_in_file(name)] for name in Rollouts._fields}
     emitted = flat["emitted"]
     counts = emitted.dtype.kind in "iu" and len(emitted) > 0 and emitted.min() >= 0
     places = sum(emitted.tolist()) + len(emitted)  # Python's numbers do not wrap around
@@ -327,10 +333,10 @@ def load(path: str | os.PathLike) -> Rollouts:
 # output may be 20 times as long as the mean.
 PADDED_RATIO = 64
 _BY_OUTPUT = ("input_index", "emitted", "budget")
-_BY_TOKEN = ("tokens", "own_target", "own_draft", "own_confidence", "length", "accepted")
+_BY_TOKEN = ("tokens", "own_target", "own_draft", "own_belief_logprob", "length", "accepted")
 _RANKS = {  # number of axes in a file, where outputs and positions are one axis
-    **dict.fromkeys(Rollouts._fields, 2),
-    **dict.fromkeys((*_BY_OUTPUT, *_BY_TOKEN), 1),
+    **dict.fromkeys(map(_in_file, Rollouts._fields), 2),
+    **dict.fromkeys(map(_in_file, (*_BY_OUTPUT, *_BY_TOKEN)), 1),
     "hidden": 3,
 }
 

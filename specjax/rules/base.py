@@ -22,6 +22,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key, Shaped
 
 from specjax import sampling as smp
+from specjax.contracts import check_part
 from specjax.sampling import Sampling
 
 
@@ -100,7 +101,9 @@ def resolve_rule(method: Any) -> None:
     Nothing is done if jax rebuilds a method with placeholders for its fields.
     """
     if isinstance(method.sampling, Sampling):
-        object.__setattr__(method, "rule", method.rule.under(method.sampling))
+        rule = method.rule.under(method.sampling)
+        check_part("rule", rule)
+        object.__setattr__(method, "rule", rule)
 
 
 def given_noise(

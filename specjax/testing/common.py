@@ -1,5 +1,8 @@
-"""Parts of all three checks: a method on tables, and a comparison of outputs with the target's."""
+"""Parts of all checks: a method on tables, and a comparison of outputs with the target's."""
 
+import dataclasses
+import itertools
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -8,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import speculative
+from specjax import loop, speculative
+from specjax.contracts import WrongPart
 from specjax.policies.base import Policy
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling, row_keys
 from specjax.testing.enumeration import (
+    joint_distribution,
     output_distribution,
     sequence_distribution,
     total_variation,
@@ -51,11 +56,10 @@ def tolerance() -> float:
 
 
 def method_of(
-    target, drafter, rule, policy, sampling: Sampling, gamma_max: int = GAMMA
+    target, drafter, rule, policy, sampling: Sampling, gamma_max: int = GAMMA, **options: Any
 ) -> speculative.Speculative:
-    return speculative.Speculative(
-        target, drafter, rule, policy, sampling, jnp.int32([EOS]), gamma_max
-    )
+    parts = target, drafter, rule, policy, sampling
+    return speculative.Speculative(*parts, jnp.int32([EOS]), gamma_max, **options)
 
 
 def keys_of(rows: int, seed: int = 0) -> Array:
@@ -64,12 +68,16 @@ def keys_of(rows: int, seed: int = 0) -> Array:
     return row_keys(jax.random.key(seed), 0 * index, index)
 
 
-def layout(state: Any) -> list[str]:
-    """The paths of a state's arrays, with dtype and shape."""
-    return [
-        f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}".strip()
-        for path, leaf in jax.tree.leaves_with_path(state)
-    ]
+def check_returns(method: speculative.Speculative, inputs: Inputs) -> None:
+    """Check shapes and dtypes of what own parts return, without running anything."""
+    rows = len(inputs.prompt_len)
+    budget = jnp.full((rows,), BUDGET, jnp.int32)
+    room = inputs.prompt.shape[1] + BUDGET + method.slots
+    try:
+        begun = loop.start.eval_shape(method, inputs, keys_of(rows), budget, buffer_len=room)
+        loop.decode.eval_shape(method, *begun)
+    except WrongPart as error:
+        raise AssertionError(error.fault) from None
 
 
 def check_output(name: str, method: speculative.Speculative, inputs: Inputs | None = None) -> None:
@@ -77,6 +85,68 @@ def check_output(name: str, method: speculative.Speculative, inputs: Inputs | No
     inputs = inputs_of([PROMPT]) if inputs is None else inputs
     expected = sequence_distribution(method.target, inputs, method.sampling, {EOS}, BUDGET)
     require_equal(name, output_distribution(method, inputs, BUDGET), expected)
+
+
+def check_joint(
+    name: str, method: speculative.Speculative, inputs: Inputs, limits: Sequence[int]
+) -> None:
+    """Check that outputs of several rows are independent, each with the target's distribution."""
+    expected = joint_expected(method, inputs, limits)
+    require_equal(name, joint_distribution(method, inputs, list(limits)), expected)
+
+
+def joint_expected(
+    method: speculative.Speculative, inputs: Inputs, limits: Sequence[int]
+) -> dict[tuple, float]:
+    """P(outputs of all rows) by the target alone.
+
+    Args:
+      limits: new tokens of each row at most.
+    """
+    each = [
+        sequence_distribution(
+            method.target,
+            jax.tree.map(lambda x, row=row: x[row : row + 1], inputs),
+            method.sampling,
+            set(np.asarray(method.eos_ids).tolist()),
+            limit,
+        )
+        for row, limit in enumerate(limits)
+    ]
+    return {
+        outputs: float(np.prod([one[out] for one, out in zip(each, outputs, strict=True)]))
+        for outputs in itertools.product(*each)
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Numbers of tokens that a part chose in the rounds of a check."""
+
+    name: str  # of the part, with its verb: "Patient drafts"
+    shares: tuple[float, ...]  # of rounds, by the number of tokens, from 0
+
+    @property
+    def mean(self) -> float:
+        """Tokens of a row and round on average."""
+        return sum(count * share for count, share in enumerate(self.shares))
+
+    def __repr__(self) -> str:
+        each = ", ".join(f"{count} in {share:.0%}" for count, share in enumerate(self.shares))
+        most = len(self.shares) - 1
+        return f"{self.name} {self.mean:.1f} of {most} tokens on average: {each} of rounds"
+
+
+def report(name: str, lengths: np.ndarray, gamma_max: int) -> Lengths:
+    """Print and return the lengths of the rounds of rows that had not ended.
+
+    Args:
+      lengths: of each round, −1 after a row's end.
+    """
+    counts = np.bincount(lengths[lengths >= 0], minlength=gamma_max + 1)
+    found = Lengths(name, tuple((counts / counts.sum()).tolist()))
+    print(found)
+    return found
 
 
 def require_equal(name: str, found: dict[tuple, float], expected: dict[tuple, float]) -> None:

@@ -3,18 +3,24 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax.contracts import check_part
 from specjax.drafters import observing, sharing
 from specjax.drafters.base import Drafter, prefill
-from specjax.pytrees import check_pytree
 from specjax.rules import AcceptanceRule, Token
 from specjax.sampling import Sampling
-from specjax.support.ranges import has
-from specjax.testing.common import GAMMA, PROMPT, Varying, check_output, layout, method_of, quickly
+from specjax.testing.common import (
+    GAMMA,
+    PROMPT,
+    Varying,
+    check_output,
+    check_returns,
+    method_of,
+    quickly,
+)
 from specjax.testing.tables import inputs_of, random_table, repeat
 from specjax.types import Inputs, Model
 
@@ -58,18 +64,17 @@ def check_drafter(
       ValueError: a class or a name is given.
       AssertionError: the message names the error and its size.
     """
-    has("drafter", drafter, ("begin", "extend", "logits"), "a drafter")
-    check_pytree("drafter", drafter)
+    check_part("drafter", drafter)
     name = type(drafter).__name__
     target = random_table(seed + 1, drafter.vocab_size) if target is None else target
     inputs = inputs_of([PROMPT]) if inputs is None else inputs
     rows = repeat(inputs, ROWS)
-    _check_state(name, drafter, target, rows)
+    sampling = sampling or Sampling(0.7)
+    method = method_of(target, drafter, rule or Token(), Varying(), sampling)
+    check_returns(method, rows)
     if guesses is None:
         guesses = observing.guesses(drafter)
     _check_histories(name, drafter, target, rows, guesses, np.random.default_rng(seed))
-    sampling = sampling or Sampling(0.7)
-    method = method_of(target, drafter, rule or Token(), Varying(), sampling)
     check_output(f"{name} with {sampling}", method, inputs)
 
 
@@ -127,30 +132,6 @@ def _observe(drafter, target, read: Verified, tokens, start, count):
     return read._replace(cache=cache, state=state)
 
 
-def _check_state(name, drafter, target, inputs: Inputs) -> None:
-    read = jax.eval_shape(_start, drafter, target, inputs)
-    ids = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
-    tokens = jax.ShapeDtypeStruct((ROWS, _room(inputs)), jnp.int32)
-    block = jax.ShapeDtypeStruct((ROWS, GAMMA + 1), jnp.int32)
-    logits, begun = jax.eval_shape(_begin, drafter, read, tokens, ids)
-    again, extended = jax.eval_shape(_extend, drafter, begun, ids, ids)
-    observed = jax.eval_shape(_observe, drafter, target, extended, block, ids, ids)
-    for call, new in {"begin": begun, "extend": extended, "observe": observed}.items():
-        if layout(new.state) != layout(read.state):
-            raise AssertionError(
-                f"{name}.{call} returns a state of {layout(new.state)} where `start` gives "
-                f"{layout(read.state)}: the loop needs the same shapes and dtypes in every round."
-            )
-    for call, found in {"begin": logits, "extend": again}.items():
-        if found.shape != (ROWS, drafter.vocab_size):
-            raise AssertionError(
-                f"{name}.{call}: logits have shape {found.shape}, and {ROWS} rows over "
-                f"{drafter.vocab_size} ids need {(ROWS, drafter.vocab_size)}."
-            )
-        if not jnp.issubdtype(found.dtype, jnp.floating):
-            raise AssertionError(f"{name}.{call}: logits are {found.dtype} and no floats.")
-
-
 def _check_histories(name, drafter, target, inputs: Inputs, guesses: bool, rng) -> None:
     """Check that the same texts give the same in other rounds: one token each, then random ones."""
     texts = rng.integers(drafter.vocab_size, size=(ROWS, LENGTH), dtype=np.int32)
@@ -176,9 +157,9 @@ def _check_histories(name, drafter, target, inputs: Inputs, guesses: bool, rng) 
                 why = "other rows of the batch" if history == 5 else "more than the known tokens"
                 raise AssertionError(
                     f"{name}: after {' '.join(map(str, text)) or 'the prompt'}, "
-                    f"P({token}) is {first.probs[token]:.4g} by {first.call} ({first.rounds}) and "
-                    f"{asked.probs[token]:.4g} by {asked.call} ({asked.rounds}). Its logits depend "
-                    f"on {why}."
+                    f"P({token}) is {first.probs[token]:.4g} by {first.call} once {first.rounds}, "
+                    f"and {asked.probs[token]:.4g} by {asked.call} once {asked.rounds}. Its logits "
+                    f"depend on {why}."
                 )
 
 
@@ -193,7 +174,7 @@ def _along(drafter, target, inputs, texts, rng, *, plain) -> Iterator[Asked]:
     whole = np.concatenate([np.asarray(inputs.prompt[:, :first]), texts], axis=1)
     whole = np.pad(whole, ((0, 0), (0, GAMMA)))
     end, rows = first + LENGTH, np.arange(ROWS)
-    length, before = np.full(ROWS, first, np.int32), [["the prompt"] for _ in rows]
+    length, before = np.full(ROWS, first, np.int32), [["the prompt was read"] for _ in rows]
     read = _start(drafter, target, inputs)
     while length.min() < end:
         # Random tokens, which must not be read, follow the known ones.
@@ -223,8 +204,10 @@ def _along(drafter, target, inputs, texts, rng, *, plain) -> Iterator[Asked]:
         verified = np.concatenate([whole[rows, length - 1][:, None], drafts], axis=1)
         read = _observe(drafter, target, read, verified, length - 1, accepted + 1)
         for row in rows:
-            shown = "nothing" if plain or idle else " ".join(map(str, drafts[row]))
-            before[row] = [*before[row][-2:], f"{shown} drafted, {accepted[row]} accepted"]
+            ids = " ".join(map(str, drafts[row]))
+            drafted = f"a round drafted {ids}, of which {accepted[row]} were accepted"
+            bare = plain or idle
+            before[row] = [*before[row][-2:], "a round without a draft" if bare else drafted]
         # A row at its end waits for the others.
         length = np.where(length < end, length + accepted + 1, length).astype(np.int32)
 

@@ -24,7 +24,13 @@ from specjax.sampling import Sampling, row_keys
 from specjax.testing.tables import logits_after, repeat
 from specjax.types import Inputs, Model
 
-SHARED = ("keys", "target_finite", "draft_finite", "until")  # fields that all rows share
+SHARED = (
+    "keys",
+    "target_finite",
+    "draft_finite",
+    "rule_sound",
+    "until",
+)  # fields that all rows share
 STATES = 53  # states expanded at a time; a prime, so that no other axis is taken for the batch
 
 

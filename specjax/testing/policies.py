@@ -10,26 +10,24 @@ import numpy as np
 from jax import Array
 
 from specjax import loop, speculative
+from specjax.contracts import check_part
 from specjax.dice import dice_for
 from specjax.drafters.base import ModelDrafter
-from specjax.policies.base import Observation, Policy
-from specjax.pytrees import check_pytree
+from specjax.policies.base import Policy
 from specjax.rules import Block, Token
 from specjax.sampling import Sampling
-from specjax.support.ranges import has
 from specjax.testing.common import (
-    EOS,
     GAMMA,
     ROWS,
-    Varying,
+    Lengths,
+    check_joint,
     check_output,
+    check_returns,
     keys_of,
-    layout,
     method_of,
     quickly,
-    require_equal,
+    report,
 )
-from specjax.testing.enumeration import joint_distribution, sequence_distribution
 from specjax.testing.tables import inputs_of, random_table
 from specjax.types import Inputs
 
@@ -37,10 +35,13 @@ ROUNDS = 20
 NEIGHBOURS = "depends on other rows of the batch: declare `reads_batch = True`, or keep rows apart."
 
 
-def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> None:
+def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> Lengths:
     """Check a policy's decisions in the loop, and that outputs keep the target's distribution.
 
+    Prints and returns how many tokens it drafted: a policy that passes may still draft too few.
+
     - The state has a row for each row of the batch, and keeps its shapes and dtypes.
+    - Decisions have the shapes and dtypes of docs/policies.md.
     - `begin` allows whole numbers of tokens, 0 or more; the loop cuts them to `gamma_max`.
     - Decisions do not depend on the entries of a draft past its end.
     - Rows do not depend on each other, unless the policy declares `reads_batch`.
@@ -57,64 +58,36 @@ def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> No
       ValueError: a class or a name is given.
       AssertionError: the message names the error and its size.
     """
-    has("policy", policy, ("init", "begin"), "a draft-length policy")
-    check_pytree("policy", policy)
+    check_part("policy", policy)
     name = type(policy).__name__
 
-    def method(temperature: float, rule: Any = Token(), policy: Policy = policy):  # noqa: B008
+    def method(temperature: float, rule: Any = Token()):  # noqa: B008
         # The draft's logits must be finite: they are its hidden states, which a policy may read.
         draft = ModelDrafter(random_table(seed + 2, forbidden=0))
         sampling = Sampling(temperature)
         return method_of(random_table(seed + 1), draft, rule, policy, sampling, gamma_max)
 
-    _check_state(name, policy, method(1.0, policy=Varying()))
-    _check_decisions(name, method(1.0))
+    check_returns(method(1.0), _inputs(5))
+    lengths = _check_decisions(name, method(1.0))
     if policy.reads_batch:  # in `check_output` it would read other states
-        _check_pair(f"{name}, two rows together", policy, gamma_max, seed)
-        return
-    check_output(f"{name} at temperature 0", method(0.0))
-    check_output(f"{name} at temperature 0.7 under the block rule", method(0.7, Block()))
+        check_joint(f"{name}, two rows together", pair_of(policy, gamma_max, seed), PAIR, LIMITS)
+    else:
+        check_output(f"{name} at temperature 0", method(0.0))
+        check_output(f"{name} at temperature 0.7 under the block rule", method(0.7, Block()))
+    return report(f"{name} drafts", lengths, gamma_max)
 
 
-def _check_state(name: str, policy: Policy, method) -> None:
-    """Check shapes and dtypes of the state and of the result of `begin`, without running anything.
-
-    Args:
-      method: a method with another policy, whose rounds have the shapes for this one.
-    """
-    rows, gamma = 5, method.gamma_max
-    init = jax.eval_shape(lambda: policy.init(keys_of(rows), gamma))
-    for path, leaf in jax.tree.leaves_with_path(init):
-        if leaf.shape[:1] != (rows,):
-            raise AssertionError(
-                f"{name}.init: state{jax.tree_util.keystr(path)} has shape {leaf.shape} for {rows} "
-                "rows. The first axis of each array of the state must be the rows."
-            )
-    round_ = jax.eval_shape(lambda: method.step(*_started(method, _inputs(rows), keys_of(rows)))[1])
-    logprobs = jnp.zeros((rows, method.target.vocab_size), float)
-    drafting, confidence = jnp.ones(rows, bool), jnp.zeros(rows, jnp.float32)
-    seen = Observation(jnp.int32(0), drafting, logprobs, logprobs, logprobs)
-    for call, after in {
-        "begin": lambda state, _: policy.begin(state, gamma)[0],
-        "keep_drafting": lambda state, _: policy.keep_drafting(state, seen)[0],
-        "go_on": lambda state, _: policy.go_on(state, drafting, confidence)[0],
-        "update": policy.update,
-    }.items():
-        new = jax.eval_shape(after, init, round_)
-        if layout(new) != layout(init):
-            raise AssertionError(
-                f"{name}.{call} returns a state of {layout(new)} where `init` gives "
-                f"{layout(init)}: the loop needs the same shapes and dtypes in every round."
-            )
-    allowed = jax.eval_shape(lambda state: jnp.asarray(policy.begin(state, gamma)[1]), init)
-    if allowed.dtype.kind not in "iu" or allowed.shape not in ((), (rows,)):
-        raise AssertionError(
-            f"{name}.begin allows {allowed.dtype}{list(allowed.shape)} tokens for {rows} rows: "
-            "give a whole number for each row, or one for all."
-        )
+PAIR, LIMITS = inputs_of([[1, 0], [0, 1, 1]]), (3, 3)  # two rows that are enumerated together
 
 
-def _check_decisions(name: str, method) -> None:
+def pair_of(policy: Policy, gamma_max: int, seed: int, **options: Any) -> speculative.Speculative:
+    """A method over 2 ids, of which none ends an output, for `PAIR`."""
+    target, draft = (random_table(seed + i, 2) for i in (1, 2))
+    parts = target, ModelDrafter(draft), Token(), policy, Sampling(1.0)
+    return method_of(*parts, gamma_max, **options)
+
+
+def _check_decisions(name: str, method) -> np.ndarray:
     """Compare lengths of 20 rounds of 64 rows with those for other entries and other neighbours."""
     inputs, keys = _inputs(ROWS), keys_of(ROWS)
     lengths, allowed = _lengths(method, inputs, keys, jnp.int32(0))
@@ -143,6 +116,12 @@ def _check_decisions(name: str, method) -> None:
         pair = jax.tree.map(lambda x: x[few], inputs)
         others, _ = _lengths(method, pair, keys_of(ROWS)[few], jnp.int32(0))
         _require_same(name, lengths[:, few], others, NEIGHBOURS)
+    return lengths
+
+
+def lengths_of(method, rows: int) -> np.ndarray:
+    """Tokens verified in each of 20 rounds, −1 after a row's end."""
+    return _lengths(method, _inputs(rows), keys_of(rows), jnp.int32(0))[0]
 
 
 def _require_same(name: str, lengths: np.ndarray, others: np.ndarray, why: str) -> None:
@@ -179,7 +158,7 @@ def _decoded(method, inputs, keys, filler):
         filled = drafts._replace(
             tokens=jnp.where(past, filler, drafts.tokens),
             logprobs=_where(past[:, :, None], low, drafts.logprobs),
-            confidence=_where(past, low, drafts.confidence),
+            belief_logprob=_where(past, low, drafts.belief_logprob),
         )
         verdict, after = speculative.judge(method, contexts, dice, after, filled)
         after, _ = speculative.conclude(method, contexts.drafter, after, filled, verdict)
@@ -203,23 +182,3 @@ def _started(method, inputs: Inputs, keys: Array):
     budget = jnp.full((len(keys),), ROUNDS, jnp.int32)
     room = inputs.prompt.shape[1] + ROUNDS + method.slots
     return loop.start(method, inputs, keys, budget, buffer_len=room)
-
-
-def _check_pair(name: str, policy: Policy, gamma_max: int, seed: int) -> None:
-    """Check that outputs of two rows over 2 ids are independent, each with the target's
-    distribution."""
-    inputs, budgets = inputs_of([[1, 0], [0, 1, 1]]), [3, 3]
-    target, draft = (random_table(seed + i, 2) for i in (1, 2))
-    method = method_of(target, ModelDrafter(draft), Token(), policy, Sampling(1.0), gamma_max)
-    one, two = (
-        sequence_distribution(
-            target,
-            jax.tree.map(lambda x, row=row: x[row : row + 1], inputs),
-            method.sampling,
-            {EOS},
-            budget,
-        )
-        for row, budget in enumerate(budgets)
-    )
-    expected = {(left, right): p * q for left, p in one.items() for right, q in two.items()}
-    require_equal(name, joint_distribution(method, inputs, budgets), expected)

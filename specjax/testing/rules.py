@@ -6,17 +6,17 @@ import numpy as np
 from jax import Array
 
 from specjax import autoregressive, loop
+from specjax.contracts import check_part
 from specjax.drafters.base import ModelDrafter
-from specjax.pytrees import check_pytree
 from specjax.rules import AcceptanceRule, exactness, given_noise
 from specjax.sampling import Sampling
-from specjax.support.ranges import has
 from specjax.testing.common import (
     BUDGET,
     PROMPT,
     ROWS,
     Varying,
     check_output,
+    check_returns,
     keys_of,
     method_of,
     tolerance,
@@ -40,9 +40,11 @@ def check_rule(rule: AcceptanceRule, *, seed: int = 0) -> None:
       ValueError: a class or a name is given.
       AssertionError: the message names the error and its size.
     """
-    has("rule", rule, ("stop", "next_probs"), "an acceptance rule")
-    check_pytree("rule", rule)
+    check_part("rule", rule)
     name = type(rule).__name__
+    for sampling in (Sampling(1.0), Sampling(0.0)):
+        tables = random_table(seed + 1), ModelDrafter(random_table(seed + 2))
+        check_returns(method_of(*tables, rule, Varying(), sampling), inputs_of([PROMPT, PROMPT]))
     for sampling in (Sampling(1.0), Sampling(0.0)):
         ruling = rule.under(sampling)
         noisy = _is_noisy(ruling)

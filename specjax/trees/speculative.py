@@ -18,6 +18,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax import passes
+from specjax.contracts import watched
 from specjax.dice import Dice, dice_for
 from specjax.drafters.base import Drafter
 from specjax.drafters.branching import join
@@ -94,7 +95,7 @@ def step(
     method: TreeSpeculative, contexts: Contexts, state: State, dice: Dice | None = None
 ) -> tuple[State, Round]:
     """Run one round for every live row: the loop's body."""
-    dice = dice or dice_for(method)
+    method, dice = watched(method, len(state.done)), dice or dice_for(method)
     drafted, state = draft(method, contexts.drafter, state, dice)
     lines = lineage(drafted.nodes.parent, drafted.nodes.depth, method.gamma_max)
     verdict, state = judge(method, contexts.target, state, drafted.nodes, lines, dice)
@@ -207,7 +208,7 @@ def conclude(
         emitted=after.length - state.length,
         overlap=ratio,
         ratio=ratio,
-        confidence=taken(_belief_below(nodes), seen[:, :-1]),
+        belief_logprob=taken(_belief_below(nodes), seen[:, :-1]),
         submitted=slot < tested[:, None],
         left=left(after),
         target_logprobs=verdict.target_logprobs,

@@ -58,8 +58,8 @@ class Always(Policy):
         drafting = seen.drafting & jnp.logical_not(self.refuses)
         return state._replace(policy=own), self._or(decided, drafting)
 
-    def go_on(self, state, drafting, confidence):
-        own, decided = self.policy.go_on(state.policy, drafting, confidence)
+    def go_on(self, state, drafting, logprob):
+        own, decided = self.policy.go_on(state.policy, drafting, logprob)
         return state._replace(policy=own), self._or(decided, drafting)
 
     def _or(self, decided, otherwise):

@@ -100,8 +100,8 @@ class Resumed(Policy):
     def keep_drafting(self, state, seen):
         return self.inner.keep_drafting(state, seen)
 
-    def go_on(self, state, drafting, confidence):
-        return self.inner.go_on(state, drafting, confidence)
+    def go_on(self, state, drafting, logprob):
+        return self.inner.go_on(state, drafting, logprob)
 
     def update(self, state, round_):
         return self.inner.update(state, round_)

@@ -210,7 +210,7 @@ def test_policies_that_read_beliefs_are_refused():
     assert (found.drafted.sum(axis=(1, 2)) > 0).all()
     with pytest.raises(ValueError, match=r"^AdaEdl reads entropy, and .* counts alone: [^\n]*$"):
         replayed([policies["adaedl"]], steps)
-    with pytest.raises(ValueError, match=r"^Lookahead reads confidence"):
+    with pytest.raises(ValueError, match=r"^Lookahead reads logprob"):
         replayed([policies["lookahead"]], steps)
 
 
@@ -251,7 +251,7 @@ def test_nothing_to_replay(tmp_path):
         counts.from_counts([drafts([1], 2)], censored=2)
     found = counts.from_counts([Steps([], [], 2), drafts([1], 2)])
     assert found.emitted.tolist() == [0, 2]
-    assert math.isnan(float(found.confidence[0, 0, 0]))
+    assert math.isnan(float(found.belief_logprob[0, 0, 0]))
 
 
 def test_replay_of_a_file(decoded, tmp_path, monkeypatch, capsys):

@@ -51,7 +51,7 @@ def test_lines_are_the_rounds(policy):
                     "accepted": min(int(round_.accepted[row]), emitted),
                     "emitted": emitted,
                     "tested": min(int(round_.accepted[row]) + 1, emitted, count),
-                    "confidence": np.exp(round_.confidence[row, :count]).tolist(),
+                    "confidence": np.exp(round_.belief_logprob[row, :count]).tolist(),
                     "entropy": (np.exp(belief) * surprise).sum(-1),
                 }
             )

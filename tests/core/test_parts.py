@@ -365,9 +365,9 @@ class Widens(Counts):
         (ReadsTheBest(), "drafts . tokens in round .* depends on other rows of the batch"),
         (ReadsTheFirst(), "drafts . tokens in round .* depends on other rows of the batch"),
         (Negative(), "begin allows -1 tokens"),
-        (Halves(), r"begin allows float32\[5\] tokens for 5 rows"),
-        (OneForAll(), r"init: state has shape \(\) for 5 rows"),
-        (Widens(), r"update returns a state of \['float32\[5\]'\] .* \['int32\[5\]'\]"),
+        (Halves(), r"begin returned .*, float32\[5\]\) where .* integers\[5\] or .* due"),
+        (OneForAll(), r"init returned int32\[\] where a state whose arrays have 5 rows"),
+        (Widens(), r"update returned float32\[5\] where the given state int32\[5\] is due"),
     ],
     ids=lambda x: "" if isinstance(x, str) else type(x).__name__,
 )
@@ -380,7 +380,7 @@ def test_a_faulty_policy(policy, message):
 def test_a_pair_that_depends_on_each_other(monkeypatch):
     """A loop that lets rows peek: the outputs of two rows are no longer independent."""
     import test_together
-    from specjax.testing import policies as checks
+    from specjax.testing import common as checks
 
     faulty = functools.partial(checks.joint_distribution, step=test_together.peeking_step)
     monkeypatch.setattr(checks, "joint_distribution", faulty)
@@ -458,11 +458,14 @@ class Grows(LastToken):
     ("kind", "message"),
     [
         (Peeks, "P.* by begin .* by begin .* depend on more than the known tokens"),
-        (Remembers, r"P.* by begin .* drafted, \d accepted.* depend on more than the known tokens"),
+        (
+            Remembers,
+            r"once .* drafted .*, of which \d were accepted.* depend on more than",
+        ),
         (Mixes, "depend on (other rows of the batch|more than the known tokens)"),
         (Disagrees, "by begin .* by extend"),
         (Undefined, r"extend: logits are NaN or \+inf"),
-        (Grows, r"extend returns a state of .* where `start` gives \['int32\[4\]'\]"),
+        (Grows, r"extend returned .*int32\[4\], int32\[4\].* where .* state int32\[4\]\) is due"),
     ],
 )
 def test_a_faulty_drafter(kind, message):

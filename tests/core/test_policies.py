@@ -58,7 +58,7 @@ def stats_of(
         emitted=accepted + 1 if emitted is None else jnp.atleast_1d(jnp.int32(emitted)),
         overlap=positions(overlap),
         ratio=positions(ratio),
-        confidence=jnp.log(positions(probs)),
+        belief_logprob=jnp.log(positions(probs)),
         submitted=slot < drafted[:, None],
         left=jnp.full_like(drafted, 99),
     )
@@ -147,16 +147,16 @@ class Witness(policies.Policy):
         batch, zeros = keys.shape[0], jnp.zeros((keys.shape[0], gamma_max), jnp.float32)
         row = jnp.zeros((batch,), jnp.float32)
         wide = zeros[:, 0:1] + jnp.zeros((1, 3), jnp.float32)
-        return {"ratio": zeros, "confidence": zeros, "last": row, "hidden": wide, "top": row}
+        return {"ratio": zeros, "belief": zeros, "last": row, "hidden": wide, "top": row}
 
     def keep_drafting(self, state, seen):
         return {**state, "hidden": seen.hidden, "top": seen.top1}, seen.drafting
 
-    def go_on(self, state, drafting, confidence):
-        return {**state, "last": confidence}, drafting
+    def go_on(self, state, drafting, logprob):
+        return {**state, "last": logprob}, drafting
 
     def update(self, state, round_):
-        return {**state, "ratio": round_.ratio, "confidence": round_.confidence}
+        return {**state, "ratio": round_.ratio, "belief": round_.belief_logprob}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -176,7 +176,7 @@ def test_what_the_loop_shows(temperature):
     belief = np.asarray(jax.nn.softmax(new.policy["hidden"] / scale, axis=-1))
     last = np.take_along_axis(belief, tokens[:, 1], 1)[:, 0]
     np.testing.assert_allclose(np.exp(new.policy["last"]), last, rtol=1e-5)
-    np.testing.assert_allclose(np.exp(new.policy["confidence"][:, 1]), last, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(new.policy["belief"][:, 1]), last, rtol=1e-5)
     np.testing.assert_allclose(new.policy["top"], belief.max(axis=1), rtol=1e-5)
 
 

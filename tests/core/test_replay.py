@@ -307,7 +307,7 @@ def even(alpha: float, rows: int, emitted: int, gamma_max: int) -> Rollouts:
             "tokens": column.astype(jnp.int32),
             "own_target": column,
             "own_draft": column.at[:, :-1].set(jnp.log(alpha)).at[:, -1].set(-jnp.inf),
-            "own_confidence": column,
+            "own_belief_logprob": column,
             "length": jnp.full(column.shape, gamma_max, jnp.int32),
             "drafts": slots.astype(jnp.int32),
             "hidden": slots[..., None][..., :0],
@@ -492,6 +492,8 @@ def test_files(tmp_path):
     trace = recorded(method, inputs_of(PROMPTS))
     rollouts.save(tmp_path / "trace.npz", trace)
     loaded = rollouts.load(tmp_path / "trace.npz")
+    with np.load(tmp_path / "trace.npz") as file:  # by the names of older files
+        np.testing.assert_array_equal(file["own_confidence"][0], trace.own_belief_logprob[0, 0])
     np.testing.assert_allclose(loaded.hidden[0, 0], trace.hidden[0, 0], atol=2e-3)
     ours, theirs = (replay.replay([svip()], each, jax.random.key(0)) for each in (trace, loaded))
     assert np.array_equal(ours.drafted, theirs.drafted)

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import test_loops
-from reference import chi_square, sequence_distribution, total_variation
+from reference import chi_square, total_variation
 from specjax import loop, speculative
 from specjax import sampling as smp
 from specjax.drafters.base import ModelDrafter
@@ -22,6 +21,7 @@ from specjax.policies.lookahead import lookahead
 from specjax.policies.together import Shared, together
 from specjax.rules import Token, at_tokens
 from specjax.sampling import Sampling
+from specjax.testing.common import joint_expected
 from specjax.testing.enumeration import joint_distribution
 from table_models import inputs_of, random_table
 from test_policies import keys_of, stats_of
@@ -42,26 +42,13 @@ def method_of(policy, size, chosen, *, eos, dtype) -> speculative.Speculative:
     )
 
 
-def expected_of(method, budgets) -> dict[tuple, float]:
-    """P(outputs of all rows): rows have nothing to do with each other."""
-    each = []
-    for row, budget in enumerate(budgets):
-        own = jax.tree.map(lambda x, row=row: x[row : row + 1], INPUTS)
-        eos = set(method.eos_ids.tolist())
-        each.append(sequence_distribution(method.target, own, method.sampling, eos, budget))
-    return {
-        tuple(outputs): float(np.prod([one[out] for one, out in zip(each, outputs, strict=True)]))
-        for outputs in itertools.product(*each)
-    }
-
-
 def bias(name, *, eos=-1, budgets=(4, 3), step=speculative.step) -> float:
     """Total variation of the joint distribution of two rows, each with an input of its own."""
     with jax.enable_x64(True):
         policy = OneOf(tuple(POLICIES.values()), jnp.int32(list(POLICIES).index(name)))
         method = method_of(policy, 2, Sampling(1.0), eos=eos, dtype=jnp.float64)
         found = joint_distribution(method, INPUTS, list(budgets), step=step)
-        return total_variation(found, expected_of(method, budgets))
+        return total_variation(found, joint_expected(method, INPUTS, budgets))
 
 
 @pytest.mark.sweep
@@ -135,7 +122,7 @@ def p_value(times: int, index=(0, 1, 2)) -> float:
         pairs, often = np.unique(found, axis=0, return_counts=True)
         for pair, count in zip(pairs.reshape(-1, 2, 9), often.tolist(), strict=True):
             counts[tuple(tuple(row[row >= 0].tolist()) for row in pair)] += count
-    p = chi_square(counts, expected_of(method, (3, 3)))
+    p = chi_square(counts, joint_expected(method, INPUTS, (3, 3)))
     print(f"p = {p:.3g} with n = {counts.total()}")
     return p
 

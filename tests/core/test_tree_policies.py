@@ -211,7 +211,7 @@ def test_a_tree_of_one_branch_is_a_chain():
         for name in ("drafted", "accepted", "emitted", "tested"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
         tested = np.asarray(one.tested)
-        for name in ("ratio", "confidence"):
+        for name in ("ratio", "belief_logprob"):
             np.testing.assert_allclose(
                 np.asarray(getattr(one, name))[tested],
                 np.asarray(getattr(other, name))[tested],

@@ -39,8 +39,8 @@ class ConfidenceStop(EntropyStop):
     def keep_drafting(self, state, seen):
         return state, seen.drafting
 
-    def go_on(self, state, drafting, confidence):
-        return state, drafting & (confidence > float(np.log(0.5)))
+    def go_on(self, state, drafting, logprob):
+        return state, drafting & (logprob > float(np.log(0.5)))
 
 
 @pytree
@@ -102,8 +102,8 @@ class OneOf(Policy):
     def keep_drafting(self, state, seen):
         return self._ask(state, lambda policy, own: policy.keep_drafting(own, seen))
 
-    def go_on(self, state, drafting, confidence):
-        return self._ask(state, lambda policy, own: policy.go_on(own, drafting, confidence))
+    def go_on(self, state, drafting, logprob):
+        return self._ask(state, lambda policy, own: policy.go_on(own, drafting, logprob))
 
     def update(self, state, round_):
         return self._ask(state, lambda policy, own: (policy.update(own, round_), jnp.int32(0)))[0]

@@ -643,11 +643,11 @@ def test_an_error_half_way_keeps_the_rows(decode, tmp_path, pair, monkeypatch):
 
     check, calls = running.check_finite, []
 
-    def fail_later(state, names):
+    def fail_later(state, *names):
         calls.append(names)
         if len(calls) == 2:
             state = state.replace(draft_finite=state.draft_finite & False)
-        check(state, names)
+        check(state, *names)
 
     monkeypatch.setattr(running, "check_finite", fail_later)
     refused(slow(), "draft model", pair.draft.name, "not finite")

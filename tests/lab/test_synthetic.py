@@ -98,8 +98,8 @@ def test_what_the_belief_in_a_token_tells(settled):
     expected = asked.informativeness * (asked.between + asked.within)
     assert synthetic.explained_share(found) == pytest.approx(expected, abs=0.02)
     # Tokens that are unlikely wherever they are wrong give themselves away.
-    rejected = found.confidence.at[:, :, 0].set(np.log(1e-6))
-    share = synthetic.explained_share(found._replace(confidence=rejected))
+    rejected = found.belief_logprob.at[:, :, 0].set(np.log(1e-6))
+    share = synthetic.explained_share(found._replace(belief_logprob=rejected))
     assert share == pytest.approx(1.0, abs=0.01)
 
 
