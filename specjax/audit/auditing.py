@@ -1,21 +1,24 @@
 """Audits of samplers: how far the distribution of an output is from the target's."""
 
+import collections
 import dataclasses
 import math
+import numbers
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 
-from specjax.audit.findings import Finding, apart, by_hand, margin, words
+from specjax.audit.findings import Finding, by_hand, compared, completed, margin, watched, words
 from specjax.audit.kinds import KINDS, Fault, Function, Kind, Problem, Rows
 from specjax.audit.randomness import Refused, outcomes
 
 Rng = Literal["branching", "generator", "key"]
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5}
 DRAWS = {"generator": 20_000, "key": 200_000}  # of one problem, by default
-DRAWN_PROBLEMS = 2  # of each line of the report, where samples are drawn
+MAX_DRAWS = 10_000_000  # of one problem; with keys they are in memory at once
+MAX_SEED = (1 << 63) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +61,15 @@ class Audit:
         return not self.fault and self.at_least <= self.tolerance
 
     @property
+    def sizes(self) -> str:
+        """The largest sizes among the problems, such as "V up to 5, γ up to 4, one round"."""
+        size = max(finding.problem.tables[0].size for finding in self.findings)
+        gamma = max(finding.problem.tables[0].gamma for finding in self.findings)
+        rows = max(len(finding.problem.tables) for finding in self.findings)
+        drafted = [f"γ up to {gamma}", *[f"up to {rows} rows"] * (rows > 1), "one round"]
+        return ", ".join([f"V up to {size}", *(drafted if gamma else ["one token"])])
+
+    @property
     def verdict(self) -> str:
         """A sentence: exact, consistent with exact, biased, or invalid."""
         if self.fault:
@@ -65,11 +77,11 @@ class Audit:
         if self.draws and self.exact:
             most = max(f.total_variation + f.margin for f in self.findings)
             return (
-                f"consistent with exact: TV at most {most:.2g} (99.9%), by {self.draws:,} draws "
-                "of each table"
+                f"consistent with exact: TV at most {most:.2g} (99.9%) for {self.sizes}, by "
+                f"{self.draws:,} draws of each table"
             )
         if self.exact:
-            return f"exact: TV {self.total_variation:.1g}"
+            return f"exact: TV {self.total_variation:.1g} for {self.sizes}"
         if self.draws:
             return f"biased: TV at least {self.at_least:.3f} (99.9%)"
         silent = self.kind != "lengths" and not any(finding.drew for finding in self.findings)
@@ -133,12 +145,17 @@ def audit(
     Raises:
       ValueError: no such kind, another signature, or a function that cannot be enumerated.
     """
-    if dtype not in TOLERANCES:
+    if dtype not in [*TOLERANCES]:
         raise ValueError(f"dtype={dtype!r} must be one of {', '.join(TOLERANCES)}.")
-    if rng not in ("branching", *DRAWS):
+    if rng not in ["branching", *DRAWS]:
         raise ValueError(f"rng={rng!r} must be one of branching, {', '.join(DRAWS)}.")
-    if draws is not None and (rng == "branching" or draws < 1):
-        raise ValueError(f"draws={draws} must be positive, and goes with rng='generator' or 'key'.")
+    if not is_integer(seed, 0, MAX_SEED):
+        raise ValueError(f"seed={seed!r} must be an integer of 0 to {MAX_SEED}.")
+    if draws is not None and (rng == "branching" or not is_integer(draws, 1, MAX_DRAWS)):
+        raise ValueError(
+            f"draws={draws!r} must be an integer of 1 to {MAX_DRAWS:,}, and goes with "
+            "rng='generator' or 'key'."
+        )
     name = getattr(function, "__name__", repr(function))
     count = DRAWS.get(rng, 0) if draws is None else draws
     if hasattr(function, "stop") and hasattr(function, "next_probs"):
@@ -146,7 +163,7 @@ def audit(
 
         found = of_rules.findings(function, KINDS["verify"].problems(seed))
         return Audit(name, "rule", of_rules.tolerance(), 0, tuple(found))
-    if kind not in KINDS:
+    if kind not in [*KINDS]:
         raise ValueError(f"There is no kind {kind!r}: it is one of {', '.join(KINDS)}.")
     KINDS[kind].check_signature(function)
     problems = KINDS[kind].problems(seed)
@@ -166,14 +183,20 @@ def audit(
         raise ValueError(f"{name}: {error}") from None
 
 
+def is_integer(value: Any, least: int, most: int) -> bool:
+    """Whether a value is an integer, of Python or numpy, within bounds."""
+    integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return integral and least <= value <= most
+
+
 def few(problems: list[Problem]) -> list[Problem]:
-    """The first problems of every line of the report."""
-    seen: Counter[str] = Counter()
-    chosen = []
+    """The first random problem of each size, and the largest of every other kind."""
+    chosen: dict[Any, Problem] = {}
     for problem in problems:
-        seen[problem.kind] += 1
-        chosen += [problem] if seen[problem.kind] <= DRAWN_PROBLEMS else []
-    return chosen
+        place = problem.kind, problem.size if problem.kind.startswith("random") else None
+        if place not in chosen or problem.size > chosen[place].size:
+            chosen[place] = problem
+    return list(chosen.values())
 
 
 def enumerated(function: Function, kind: Kind, problem: Problem, dtype: str) -> Finding:
@@ -187,15 +210,13 @@ def enumerated(function: Function, kind: Kind, problem: Problem, dtype: str) -> 
         return rows
 
     try:
-        weights: dict[Rows, float] = {}
-        for weight, rows in outcomes(run):
-            weights[rows] = weights.get(rows, 0.0) + weight
+        weights: dict[Rows, float] = collections.defaultdict(float)
+        with watched(problem):
+            for weight, rows in outcomes(run):
+                weights[rows] += weight
     except Fault as fault:
         return Finding(problem, fault=f"{fault} ({words(problem)})")
-    law = np.zeros_like(problem.expected)
-    for rows, weight in weights.items():
-        law += weight * problem.law(rows)
-    return Finding(problem, apart(law, problem), law=law, drew=drew)
+    return compared(problem, completed(problem, weights), drew=drew)
 
 
 def drawn(
@@ -208,25 +229,13 @@ def drawn(
         return int(np.searchsorted(np.cumsum(chances), generator.random() * np.sum(chances)))
 
     for problem in problems:
-        counts: Counter[tuple[int, ...]] = Counter()
+        counts: Counter[Rows] = Counter()
         try:
-            for _ in range(count):
-                rows = kind.run(function, problem, generator, dtype, branch)
-                counts[sampled(problem, rows, branch)] += 1
+            with watched(problem):
+                for _ in range(count):
+                    counts[kind.run(function, problem, generator, dtype, branch)] += 1
         except Fault as fault:
             yield Finding(problem, fault=f"{fault} ({words(problem)})")
             continue
-        law = np.zeros_like(problem.expected)
-        for tokens, number in counts.items():
-            law[tokens] = number / count
-        yield Finding(problem, apart(law, problem), margin(law.size, count, len(problems)), law)
-
-
-def sampled(problem: Problem, rows: Rows, branch: Callable) -> tuple[int, ...]:
-    """Complete each row by draws from the target, to γ + 1 tokens."""
-    tokens: tuple[int, ...] = ()
-    for table, row in zip(problem.tables, rows, strict=True):
-        while len(row) <= table.gamma:
-            row = (*row, branch(table.target[row]))
-        tokens += row
-    return tokens
+        law = completed(problem, {rows: number / count for rows, number in counts.items()})
+        yield compared(problem, law, margin(law.size, count, len(problems)))

@@ -5,6 +5,7 @@ serves the enumeration and draws of numpy's `Generator`.
 """
 
 import dataclasses
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
@@ -55,7 +56,13 @@ class Problem:
     def law(self, rows: Rows) -> np.ndarray:
         """The distribution of γ + 1 tokens of each row that begin with some."""
         laws = [table.completed(row) for table, row in zip(self.tables, rows, strict=True)]
-        return laws[0] if len(laws) == 1 else np.multiply.outer(*laws)
+        return functools.reduce(np.multiply.outer, laws)
+
+    @property
+    def size(self) -> tuple[Any, ...]:
+        """γ, V, the number of rows, and a tree's parents."""
+        table = self.tables[0]
+        return table.gamma, table.size, len(self.tables), *self.more[: len(self.more) == 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +104,18 @@ class Kind:
 
 
 def called(function: Function, *arguments: Any) -> Any:
-    """Call the function; an exception becomes a fault."""
+    """Call the function; an exception becomes a fault.
+
+    Raises:
+      Refused: the function calls `sys.exit`, which would end a command with the function's status.
+    """
     try:
         with np.errstate(all="ignore"):
             return function(*arguments)
     except Refused:
         raise
+    except SystemExit as error:
+        raise Refused(f"It leaves the process (SystemExit: {error}), with no result.") from error
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         if any(name in first for name in ("Uniform", "Gumbel", "Exponential")):
@@ -253,8 +266,8 @@ def _chains(seed: int) -> list[Problem]:
     return [Problem(table.kind, (table,)) for table in tables.chains(seed)]
 
 
-def _pairs(seed: int) -> list[Problem]:
-    return [Problem(pair[0].kind, pair) for pair in tables.pairs(seed)]
+def _batches(seed: int) -> list[Problem]:
+    return [Problem(rows[0].kind, rows) for rows in tables.batches(seed)]
 
 
 def _logits(seed: int) -> list[Problem]:
@@ -316,12 +329,12 @@ KINDS = {
         "drafts, draft_probs, target_probs, rng", "1 to γ+1 token ids", _chains, _verify
     ),
     "batch": Kind(
-        "drafts, draft_probs, target_probs, rng", "token ids of each row", _pairs, _batch
+        "drafts, draft_probs, target_probs, rng", "token ids of each row", _batches, _batch
     ),
     "round": Kind(
         "target, draft, prefix, gamma, rng", "the prefix and 1 to γ+1 token ids", _chains, _round
     ),
-    "lengths": Kind("drafts, draft_probs, rng", "a length for each row", _pairs, _lengths),
+    "lengths": Kind("drafts, draft_probs, rng", "a length for each row", _batches, _lengths),
     "sampler": Kind("logits, temperature, rng", "a token id", _logits, _sampler),
     "tree": Kind(NODES, "1 to depth+1 token ids", _trees(False), _tree(False)),
     "distinct_tree": Kind(NODES, "1 to depth+1 token ids", _trees(True), _tree(True)),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.audit.findings import Finding, apart, words
+from specjax.audit.findings import Finding, compared, words
 from specjax.audit.kinds import Problem, along
 from specjax.rules.base import AcceptanceRule
 
@@ -64,12 +64,8 @@ def findings(rule: Any, problems: list[Problem]) -> Iterator[Finding]:
         if not np.isfinite(laws[index]).all():
             faults[index] = f"returns probabilities that are not finite ({words(problem)})"
     for index, problem in enumerate(problems):
-        fault, law = faults.get(index, ""), laws[index]
-        yield (
-            Finding(problem, fault=fault)
-            if fault
-            else Finding(problem, apart(law, problem), law=law)
-        )
+        fault = faults.get(index, "")
+        yield Finding(problem, fault=fault) if fault else compared(problem, laws[index])
 
 
 def _arrays(target, draft, drafts, length):
