@@ -12,7 +12,7 @@ import numpy as np
 
 from specjax.audit.findings import Finding, by_hand, compared, completed, margin, watched, words
 from specjax.audit.kinds import KINDS, Fault, Function, Kind, Problem, Rows
-from specjax.audit.randomness import Refused, outcomes
+from specjax.audit.randomness import Refused, TooMany, outcomes
 
 Rng = Literal["branching", "generator", "key"]
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5}
@@ -31,6 +31,7 @@ class Audit:
       tolerance: the largest total variation that counts as exact.
       draws: samples drawn for each problem; 0 if every outcome was enumerated.
       findings: one for each problem.
+      left_out: how many problems of several rows have too many outcomes to be enumerated.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Audit:
     tolerance: float
     draws: int
     findings: tuple[Finding, ...]
+    left_out: int = 0
 
     @property
     def fault(self) -> str:
@@ -81,7 +83,8 @@ class Audit:
                 f"{self.draws:,} draws of each table"
             )
         if self.exact:
-            return f"exact: TV {self.total_variation:.1g} for {self.sizes}"
+            left_out = f"; larger batches left out: {self.left_out}" * (self.left_out > 0)
+            return f"exact: TV {self.total_variation:.1g} for {self.sizes}{left_out}"
         if self.draws:
             return f"biased: TV at least {self.at_least:.3f} (99.9%)"
         silent = self.kind != "lengths" and not any(finding.drew for finding in self.findings)
@@ -150,10 +153,10 @@ def audit(
     if rng not in ["branching", *DRAWS]:
         raise ValueError(f"rng={rng!r} must be one of branching, {', '.join(DRAWS)}.")
     if not is_integer(seed, 0, MAX_SEED):
-        raise ValueError(f"seed={seed!r} must be an integer of 0 to {MAX_SEED}.")
+        raise ValueError(f"seed={seed!r} must be an integer from 0 to 2⁶³ − 1.")
     if draws is not None and (rng == "branching" or not is_integer(draws, 1, MAX_DRAWS)):
         raise ValueError(
-            f"draws={draws!r} must be an integer of 1 to {MAX_DRAWS:,}, and goes with "
+            f"draws={draws!r} must be an integer from 1 to {MAX_DRAWS:,}, and goes with "
             "rng='generator' or 'key'."
         )
     name = getattr(function, "__name__", repr(function))
@@ -177,8 +180,10 @@ def audit(
         elif rng == "generator":
             found = drawn(function, KINDS[kind], problems, count, dtype, seed)
         else:
-            found = (enumerated(function, KINDS[kind], problem, dtype) for problem in problems)
-        return Audit(name, kind, TOLERANCES[dtype], count, tuple(found))
+            found = enumerated(function, KINDS[kind], problems, dtype)
+        findings = tuple(found)
+        missing = len(problems) - len(findings)
+        return Audit(name, kind, TOLERANCES[dtype], count, findings, missing)
     except Refused as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -199,8 +204,25 @@ def few(problems: list[Problem]) -> list[Problem]:
     return list(chosen.values())
 
 
-def enumerated(function: Function, kind: Kind, problem: Problem, dtype: str) -> Finding:
-    """Take every outcome of drafts and function."""
+def enumerated(
+    function: Function, kind: Kind, problems: list[Problem], dtype: str
+) -> Iterator[Finding]:
+    """Take every outcome of drafts and function.
+
+    A function that draws for all positions of all rows at once has many outcomes: the larger
+    batches are left out then.
+    """
+    smallest = min(problem.size for problem in problems)
+    for problem in problems:
+        try:
+            yield one(function, kind, problem, dtype)
+        except TooMany:
+            if len(problem.tables) == 1 or problem.size == smallest:
+                raise
+
+
+def one(function: Function, kind: Kind, problem: Problem, dtype: str) -> Finding:
+    """Take every outcome on one problem."""
     drew = False
 
     def run(random) -> Rows:

@@ -16,7 +16,7 @@ import numpy as np
 
 NEGLIGIBLE = 1e-12  # outcomes that are less likely are left out
 MAX_OUTCOMES = 50_000  # of one draw
-MAX_DRAWS = 1_000_000  # and comparisons of drawn numbers, in all runs on one table
+MAX_DRAWS = 300_000  # and comparisons of drawn numbers, in all runs on one table
 REPEATED = 64  # runs of one table that are repeated, to find noise of the function's own
 WAY_OUT = (
     "Compare each random number with plain numbers, draw tokens by rng.choice, or draw samples "
@@ -30,11 +30,15 @@ class Refused(ValueError):
     """The function does something that cannot be enumerated."""
 
 
+class TooMany(Refused):
+    """The function has too many outcomes, or draws without an end."""
+
+
 class _Unlikely(BaseException):
     """Leaves a run whose probability is negligible; no `except Exception` stops it."""
 
 
-class _TooMany(BaseException):
+class _Spent(BaseException):
     """Leaves the last run, after `MAX_DRAWS` draws; no `except Exception` stops it."""
 
 
@@ -52,7 +56,8 @@ def outcomes(function: Callable[["Random"], Result]) -> Iterator[tuple[float, Re
     The first runs are repeated with the same outcomes, and must give the same results.
 
     Raises:
-      Refused: the function draws noise of its own, or has too many outcomes.
+      Refused: the function draws noise of its own.
+      TooMany: all runs together draw more than `MAX_DRAWS` numbers.
     """
     path: list[Branch] = []
     steps = iter(range(MAX_DRAWS))
@@ -67,10 +72,10 @@ def outcomes(function: Callable[["Random"], Result]) -> Iterator[tuple[float, Re
             yield random.weight, result
         except _Unlikely:
             pass
-        except _TooMany:
-            raise Refused(
-                f"It draws more than {MAX_DRAWS:,} numbers over all outcomes of one table, as "
-                f"loops until a token is accepted do. {WAY_OUT}"
+        except _Spent:
+            raise TooMany(
+                f"It draws more than {MAX_DRAWS:,} numbers over all outcomes of one table. A loop "
+                f"that draws until it accepts has no end here. {WAY_OUT}"
             ) from None
         while path and path[-1].taken + 1 == len(path[-1].possible):
             path.pop()
@@ -106,7 +111,7 @@ class Random:
 
     def _step(self) -> None:
         if next(self._steps, None) is None:
-            raise _TooMany
+            raise _Spent
 
     def branch(self, chances: Any) -> int:
         """Draw the index of a probability; those after the end of the path begin with the first."""
