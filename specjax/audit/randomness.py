@@ -155,8 +155,8 @@ class Random:
         if np.ndim(a) == 0 and a > MAX_OUTCOMES:
             raise Refused(f"It draws one of {a} numbers; {MAX_OUTCOMES:,} are followed. {WAY_OUT}")
         values = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
-        equal = np.full(len(values), 1 / max(len(values), 1))
-        chances = distribution(equal if p is None else p, len(values))
+        p = np.full(len(values), 1 / max(len(values), 1)) if p is None else p
+        chances = distribution(p, len(values))
 
         def draw() -> Any:
             nonlocal chances
