@@ -146,7 +146,8 @@ def audit(
       seed: picks the random tables.
 
     Raises:
-      ValueError: no such kind, another signature, or a function that cannot be enumerated.
+      ValueError: no such kind, another signature, a function that cannot be enumerated, or one that
+        calls `sys.exit`.
     """
     if dtype not in [*TOLERANCES]:
         raise ValueError(f"dtype={dtype!r} must be one of {', '.join(TOLERANCES)}.")
