@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import math
 import numbers
+import reprlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -77,7 +78,7 @@ class Audit:
         if self.fault:
             return f"invalid: {self.fault}"
         if self.draws and self.exact:
-            most = max(f.total_variation + f.margin for f in self.findings)
+            most = min(1, max(f.total_variation + f.margin for f in self.findings))
             return (
                 f"consistent with exact: TV at most {most:.2g} (99.9%) for {self.sizes}, by "
                 f"{self.draws:,} draws of each table"
@@ -160,33 +161,35 @@ def audit(
             f"draws={draws!r} must be an integer from 1 to {MAX_DRAWS:,}, and goes with "
             "rng='generator' or 'key'."
         )
-    name = getattr(function, "__name__", repr(function))
+    name = getattr(function, "__name__", reprlib.repr(function))
     count = DRAWS.get(rng, 0) if draws is None else draws
-    if hasattr(function, "stop") and hasattr(function, "next_probs"):
-        from specjax.audit import of_rules  # it imports jax
-
-        found = of_rules.findings(function, KINDS["verify"].problems(seed))
-        return Audit(name, "rule", of_rules.tolerance(), 0, tuple(found))
-    if kind not in [*KINDS]:
-        raise ValueError(f"There is no kind {kind!r}: it is one of {', '.join(KINDS)}.")
-    KINDS[kind].check_signature(function)
-    problems = KINDS[kind].problems(seed)
-    if count:
-        problems = few(problems)
     try:
-        if rng == "key":
-            from specjax.audit import by_key  # it imports jax
+        if hasattr(function, "stop") and hasattr(function, "next_probs"):
+            from specjax.audit import of_rules  # it imports jax
 
-            found = by_key.findings(function, kind, problems, count, dtype, seed)
+            found = of_rules.findings(function, KINDS["verify"].problems(seed))
+            return Audit(name, "rule", of_rules.tolerance(), 0, tuple(found))
+        if kind not in [*KINDS]:
+            raise ValueError(f"There is no kind {kind!r}: it is one of {', '.join(KINDS)}.")
+        KINDS[kind].check_signature(function)
+        problems = KINDS[kind].problems(seed)
+        if rng == "branching":
+            found = enumerated(function, KINDS[kind], problems, dtype)
         elif rng == "generator":
+            problems = few(problems)
             found = drawn(function, KINDS[kind], problems, count, dtype, seed)
         else:
-            found = enumerated(function, KINDS[kind], problems, dtype)
+            from specjax.audit import by_key  # it imports jax
+
+            problems = few(problems)
+            found = by_key.findings(function, kind, problems, count, dtype, seed)
         findings = tuple(found)
         missing = len(problems) - len(findings)
         return Audit(name, kind, TOLERANCES[dtype], count, findings, missing)
     except Refused as error:
         raise ValueError(f"{name}: {error}") from None
+    except SystemExit as error:  # it would end a command with the function's status
+        raise ValueError(f"{name}: It leaves the process by {error!r}, with no result.") from error
 
 
 def is_integer(value: Any, least: int, most: int) -> bool:

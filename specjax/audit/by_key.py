@@ -67,6 +67,7 @@ def _outputs(draw, table: Table, dtype: str, keys) -> np.ndarray:
     tokens, count = map(np.asarray, called(draw, keys, target, draft))
     if tokens.shape[1:] != (most,) or count.ndim != 1:
         raise Fault(f"returns tokens of shape {tokens.shape[1:]}, not ({most},) and their number")
+    _check_integers(count)
     if count.min() < 1 or count.max() > most:
         raise Fault(f"emits {count.min()} to {count.max()} tokens; a round has 1 to {most}")
     counts = np.arange(most) < count[:, None]
@@ -92,12 +93,18 @@ def _drawer(function, size: int, gamma: int):
         q = jnp.stack([after(draft, drafts, i) for i in range(gamma)])
         p = jnp.stack([after(target, drafts, i) for i in range(gamma + 1)])
         tokens, count = function(drafts, q, p, own)
-        return jnp.asarray(tokens, jnp.int32), count
+        return jnp.asarray(tokens), count
 
     return jax.jit(jax.vmap(one, in_axes=(0, None, None)))
 
 
+def _check_integers(array: np.ndarray) -> None:
+    if not np.issubdtype(array.dtype, np.integer):
+        raise Fault(f"returns numbers of dtype {array.dtype}, where integers are due")
+
+
 def _valid(tokens: np.ndarray, size: int) -> np.ndarray:
+    _check_integers(tokens)
     wrong = tokens[(tokens < 0) | (tokens >= size)]
     if wrong.size:
         raise Fault(f"emits id {wrong[0]}, outside the vocabulary of {size} ids")

@@ -8,6 +8,8 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import re
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,7 +88,7 @@ class Kind:
         """Raise ValueError unless the function takes these arguments."""
         words = self.signature.split(", ")
         if not callable(function):
-            raise ValueError(f"{function!r} is no function.")
+            raise ValueError(f"{reprlib.repr(function)} is no function.")
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
@@ -104,24 +106,20 @@ class Kind:
 
 
 def called(function: Function, *arguments: Any) -> Any:
-    """Call the function; an exception becomes a fault.
-
-    Raises:
-      Refused: the function calls `sys.exit`, which would end a command with the function's status.
-    """
+    """Call the function; an exception becomes a fault."""
     try:
         with np.errstate(all="ignore"):
             return function(*arguments)
-    except Refused:
+    except (Refused, Fault):
         raise
-    except SystemExit as error:
-        raise Refused(f"It leaves the process (SystemExit: {error}), with no result.") from error
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         if any(name in first for name in ("Uniform", "Gumbel", "Exponential")):
             raise Refused(f"It uses a random number as a plain one ({first}). {WAY_OUT}") from error
-        way_out = "; a function that takes a key of jax needs rng='key'" if "key" in first else ""
-        raise Fault(f"raises {type(error).__name__}: {first}{way_out}") from error
+        words = f"raises {type(error).__name__}" + f": {first}" * bool(first)
+        if re.search(r"\bkeys?\b", first):
+            words += "; a function that takes a key of jax needs rng='key'"
+        raise Fault(words) from error
 
 
 def emitted(result: Any, size: int, most: int) -> Prefix:
@@ -132,11 +130,11 @@ def emitted(result: Any, size: int, most: int) -> Prefix:
     """
     try:
         values = np.asarray(result).ravel().tolist()
-        numbers = [float(value) for value in values]
+        numbers = [float(value + 0) for value in values]  # a text is no number
     except Refused:
         raise
     except Exception:
-        raise Fault(f"returns {result!r}, which are no ids") from None
+        raise Fault(f"returns {reprlib.repr(result)}, which are no ids") from None
     for number in numbers:
         if not number.is_integer():
             raise Fault(f"emits {number}, which is no id")
@@ -149,12 +147,10 @@ def emitted(result: Any, size: int, most: int) -> Prefix:
 
 
 def _of_rows(result: Any, problem: Problem) -> list[Any]:
-    try:
-        rows = list(result)
-    except TypeError:
-        rows = []
+    rows = called(list, result) if hasattr(result, "__iter__") else []
     if len(rows) != len(problem.tables):
-        raise Fault(f"returns {result!r}, not one entry for each of {len(problem.tables)} rows")
+        count = len(problem.tables)
+        raise Fault(f"returns {reprlib.repr(result)}, not one entry for each of {count} rows")
     return rows
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 NEGLIGIBLE = 1e-12  # outcomes that are less likely are left out
-MAX_OUTCOMES = 50_000  # of one draw
+MAX_OUTCOMES = 50_000  # of one draw, and entries of an array
 MAX_DRAWS = 300_000  # and comparisons of drawn numbers, in all runs on one table
 REPEATED = 64  # runs of one table that are repeated, to find noise of the function's own
 WAY_OUT = (
@@ -156,7 +156,9 @@ class Random:
             raise Refused(f"It draws one of {a} numbers; {MAX_OUTCOMES:,} are followed. {WAY_OUT}")
         values = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
         p = np.full(len(values), 1 / max(len(values), 1)) if p is None else p
-        chances = distribution(p, len(values))
+        chances, shape = distribution(p, len(values)), shape_of(size)
+        if not replace and math.prod(shape) > np.count_nonzero(chances):
+            raise ValueError(f"choice: {size} draws without replacement of {len(values)} values")
 
         def draw() -> Any:
             nonlocal chances
@@ -166,7 +168,7 @@ class Random:
                 chances = chances / chances.sum() if chances.any() else chances
             return values[index]
 
-        return draw() if size is None else np.array([draw() for _ in range(size)])
+        return np.array([draw() for _ in np.ndindex(shape)]).reshape(shape)[()]
 
     def multinomial(self, n: int, pvals: Any) -> np.ndarray:
         """Count n draws with probabilities."""
@@ -188,7 +190,7 @@ class Random:
     def _filled(self, draw: Callable[[], Any], size: Any) -> Any:
         """One number, or an array of them."""
         self.used = True
-        numbers = np.empty(() if size is None else size, object)
+        numbers = np.empty(shape_of(size), object)
         for index in np.ndindex(numbers.shape):
             self._step()
             numbers[index] = draw()
@@ -201,6 +203,14 @@ class Random:
             f"rng.{name} cannot be enumerated; rng has random, uniform, choice, integers, "
             f"multinomial, gumbel and exponential. {WAY_OUT}"
         )
+
+
+def shape_of(size: Any) -> tuple[int, ...]:
+    """The shape of an array of draws; `size` is None, a number or a shape, as in numpy."""
+    shape = () if size is None else tuple(int(n) for n in np.atleast_1d(size))
+    if math.prod(shape) > MAX_OUTCOMES:
+        raise Refused(f"It draws an array of size {size} at once. {WAY_OUT}")
+    return shape
 
 
 def distribution(p: Any, size: int) -> np.ndarray:

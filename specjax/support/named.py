@@ -114,7 +114,7 @@ def _staying(kind: str, name: str) -> Iterator[None]:
         yield
     except SystemExit as error:
         raise ValueError(
-            f"{kind.capitalize()} {name!r}: its code leaves the process (SystemExit: {error}). A "
+            f"{kind.capitalize()} {name!r}: its code leaves the process by {error!r}. A "
             "module that is also a program does so behind if __name__ == '__main__'."
         ) from error
 

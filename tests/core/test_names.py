@@ -107,7 +107,7 @@ def test_the_message_names_what_was_made(mine):
         "os:system('true')": r"Policy .os:system\('true'\). gives 0, which is no policy: it has no",
         "mine:rule": r"gives Token\(\), which is no policy: it has no function 'init'",
         "mine:number": r"Policy 'mine:number': 3 is no function",
-        "mine:leave": r"Policy 'mine:leave': its code leaves the process \(SystemExit: 0\)",
+        "mine:leave": r"Policy 'mine:leave': its code leaves the process by SystemExit\(0\)",
         "mine.py:policy": "'mine.py' to import; it is written .* without .py, mine:policy",
         "a/mine.py:policy": "without .py, a.mine:policy",
     }.items():
