@@ -52,8 +52,8 @@ def findings(rule: Any, problems: list[Problem]) -> Iterator[Finding]:
     indices, weights, *arrays = (np.array(column) for column in zip(*rows, strict=True))
     try:
         stop, following = called(lambda: jax.device_get(_ask(rule, *_arrays(*arrays))))
-    except Fault as fault:
-        raise ValueError(f"{rule!r} {fault}.") from fault
+    except Fault as error:
+        raise ValueError(f"{rule!r} {error}.") from error
     shapes = np.shape(stop), *map(np.shape, following)
     expected = (len(rows), gamma + 1), *[(len(rows), size)] * (gamma + 1)
     if shapes != expected:

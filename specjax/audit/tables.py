@@ -92,7 +92,7 @@ def batches(seed: int = 0) -> list[tuple[Table, ...]]:
     ]
     larger = [
         tuple(_table("random", *shape, _any(rng), _any(rng)) for _ in range(rows))
-        for rows, *shape in ((2, 3, 2), (2, 2, 3), (3, 2, 1))
+        for rows, shape in ((2, (3, 2)), (2, (2, 3)), (3, (2, 1)))
     ]
     return [*((table, table) for table in hand), *made, *larger]
 

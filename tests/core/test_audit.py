@@ -434,7 +434,7 @@ def by_key(drafts, draft_probs, target_probs, key, *, late=False):
 
 @pytest.fixture
 def three_ids(monkeypatch):
-    """Of the tables for samples those with V = 3 and γ = 2: the fewest that show `late`."""
+    """Keeps the drawn tables with V = 3 and γ = 2, which show the error of `late`."""
     few = auditing.few
     monkeypatch.setattr(
         auditing, "few", lambda problems: [p for p in few(problems) if p.size == (2, 3, 1)]
