@@ -1,21 +1,25 @@
 """Audits of samplers: how far the distribution of an output is from the target's."""
 
+import collections
 import dataclasses
 import math
+import numbers
+import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 
-from specjax.audit.findings import Finding, apart, by_hand, margin, words
+from specjax.audit.findings import Finding, by_hand, compared, completed, margin, watched, words
 from specjax.audit.kinds import KINDS, Fault, Function, Kind, Problem, Rows
-from specjax.audit.randomness import Refused, outcomes
+from specjax.audit.randomness import Refused, TooMany, outcomes
 
 Rng = Literal["branching", "generator", "key"]
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5}
 DRAWS = {"generator": 20_000, "key": 200_000}  # of one problem, by default
-DRAWN_PROBLEMS = 2  # of each line of the report, where samples are drawn
+MAX_DRAWS = 10_000_000  # of one problem; with keys they are in memory at once
+MAX_SEED = (1 << 63) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Audit:
       tolerance: the largest total variation that counts as exact.
       draws: samples drawn for each problem; 0 if every outcome was enumerated.
       findings: one for each problem.
+      left_out: how many problems of several rows have too many outcomes to be enumerated.
     """
 
     name: str
@@ -35,6 +40,7 @@ class Audit:
     tolerance: float
     draws: int
     findings: tuple[Finding, ...]
+    left_out: int = 0
 
     @property
     def fault(self) -> str:
@@ -58,18 +64,28 @@ class Audit:
         return not self.fault and self.at_least <= self.tolerance
 
     @property
+    def sizes(self) -> str:
+        """The largest sizes among the problems, such as "V up to 5, γ up to 4, one round"."""
+        size = max(finding.problem.tables[0].size for finding in self.findings)
+        gamma = max(finding.problem.tables[0].gamma for finding in self.findings)
+        rows = max(len(finding.problem.tables) for finding in self.findings)
+        drafted = [f"γ up to {gamma}", *[f"up to {rows} rows"] * (rows > 1), "one round"]
+        return ", ".join([f"V up to {size}", *(drafted if gamma else ["one token"])])
+
+    @property
     def verdict(self) -> str:
         """A sentence: exact, consistent with exact, biased, or invalid."""
         if self.fault:
             return f"invalid: {self.fault}"
         if self.draws and self.exact:
-            most = max(f.total_variation + f.margin for f in self.findings)
+            most = min(1, max(f.total_variation + f.margin for f in self.findings))
             return (
-                f"consistent with exact: TV at most {most:.2g} (99.9%), by {self.draws:,} draws "
-                "of each table"
+                f"consistent with exact: TV at most {most:.2g} (99.9%) for {self.sizes}, by "
+                f"{self.draws:,} draws of each table"
             )
         if self.exact:
-            return f"exact: TV {self.total_variation:.1g}"
+            left_out = f"; larger batches left out: {self.left_out}" * (self.left_out > 0)
+            return f"exact: TV {self.total_variation:.1g} for {self.sizes}{left_out}"
         if self.draws:
             return f"biased: TV at least {self.at_least:.3f} (99.9%)"
         silent = self.kind != "lengths" and not any(finding.drew for finding in self.findings)
@@ -131,53 +147,86 @@ def audit(
       seed: picks the random tables.
 
     Raises:
-      ValueError: no such kind, another signature, or a function that cannot be enumerated.
+      ValueError: no such kind, another signature, a function that cannot be enumerated, or one that
+        calls `sys.exit`.
     """
-    if dtype not in TOLERANCES:
+    if dtype not in [*TOLERANCES]:
         raise ValueError(f"dtype={dtype!r} must be one of {', '.join(TOLERANCES)}.")
-    if rng not in ("branching", *DRAWS):
+    if rng not in ["branching", *DRAWS]:
         raise ValueError(f"rng={rng!r} must be one of branching, {', '.join(DRAWS)}.")
-    if draws is not None and (rng == "branching" or draws < 1):
-        raise ValueError(f"draws={draws} must be positive, and goes with rng='generator' or 'key'.")
-    name = getattr(function, "__name__", repr(function))
+    if not is_integer(seed, 0, MAX_SEED):
+        raise ValueError(f"seed={seed!r} must be an integer from 0 to 2⁶³ − 1.")
+    if draws is not None and (rng == "branching" or not is_integer(draws, 1, MAX_DRAWS)):
+        raise ValueError(
+            f"draws={draws!r} must be an integer from 1 to {MAX_DRAWS:,}, and goes with "
+            "rng='generator' or 'key'."
+        )
+    name = getattr(function, "__name__", reprlib.repr(function))
     count = DRAWS.get(rng, 0) if draws is None else draws
-    if hasattr(function, "stop") and hasattr(function, "next_probs"):
-        from specjax.audit import of_rules  # it imports jax
-
-        found = of_rules.findings(function, KINDS["verify"].problems(seed))
-        return Audit(name, "rule", of_rules.tolerance(), 0, tuple(found))
-    if kind not in KINDS:
-        raise ValueError(f"There is no kind {kind!r}: it is one of {', '.join(KINDS)}.")
-    KINDS[kind].check_signature(function)
-    problems = KINDS[kind].problems(seed)
-    if count:
-        problems = few(problems)
     try:
-        if rng == "key":
-            from specjax.audit import by_key  # it imports jax
+        if hasattr(function, "stop") and hasattr(function, "next_probs"):
+            from specjax.audit import of_rules  # it imports jax
 
-            found = by_key.findings(function, kind, problems, count, dtype, seed)
+            found = of_rules.findings(function, KINDS["verify"].problems(seed))
+            return Audit(name, "rule", of_rules.tolerance(), 0, tuple(found))
+        if kind not in [*KINDS]:
+            raise ValueError(f"There is no kind {kind!r}: it is one of {', '.join(KINDS)}.")
+        KINDS[kind].check_signature(function)
+        problems = KINDS[kind].problems(seed)
+        if rng == "branching":
+            found = enumerated(function, KINDS[kind], problems, dtype)
         elif rng == "generator":
+            problems = few(problems)
             found = drawn(function, KINDS[kind], problems, count, dtype, seed)
         else:
-            found = (enumerated(function, KINDS[kind], problem, dtype) for problem in problems)
-        return Audit(name, kind, TOLERANCES[dtype], count, tuple(found))
+            from specjax.audit import by_key  # it imports jax
+
+            problems = few(problems)
+            found = by_key.findings(function, kind, problems, count, dtype, seed)
+        findings = tuple(found)
+        missing = len(problems) - len(findings)
+        return Audit(name, kind, TOLERANCES[dtype], count, findings, missing)
     except Refused as error:
         raise ValueError(f"{name}: {error}") from None
+    except SystemExit as error:  # it would end a command with the function's status
+        raise ValueError(f"{name}: It leaves the process by {error!r}, with no result.") from error
+
+
+def is_integer(value: Any, least: int, most: int) -> bool:
+    """Whether a value is an integer, of Python or numpy, within bounds."""
+    integral = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return integral and least <= value <= most
 
 
 def few(problems: list[Problem]) -> list[Problem]:
-    """The first problems of every line of the report."""
-    seen: Counter[str] = Counter()
-    chosen = []
+    """The first random problem of each size, and the largest of every other kind."""
+    chosen: dict[Any, Problem] = {}
     for problem in problems:
-        seen[problem.kind] += 1
-        chosen += [problem] if seen[problem.kind] <= DRAWN_PROBLEMS else []
-    return chosen
+        place = problem.kind, problem.size if problem.kind.startswith("random") else None
+        if place not in chosen or problem.size > chosen[place].size:
+            chosen[place] = problem
+    return list(chosen.values())
 
 
-def enumerated(function: Function, kind: Kind, problem: Problem, dtype: str) -> Finding:
-    """Take every outcome of drafts and function."""
+def enumerated(
+    function: Function, kind: Kind, problems: list[Problem], dtype: str
+) -> Iterator[Finding]:
+    """Take every outcome of drafts and function.
+
+    A function that draws for all positions of all rows at once has many outcomes: the larger
+    batches are left out then.
+    """
+    smallest = min(problem.size for problem in problems)
+    for problem in problems:
+        try:
+            yield one(function, kind, problem, dtype)
+        except TooMany:
+            if len(problem.tables) == 1 or problem.size == smallest:
+                raise
+
+
+def one(function: Function, kind: Kind, problem: Problem, dtype: str) -> Finding:
+    """Take every outcome on one problem."""
     drew = False
 
     def run(random) -> Rows:
@@ -187,15 +236,13 @@ def enumerated(function: Function, kind: Kind, problem: Problem, dtype: str) -> 
         return rows
 
     try:
-        weights: dict[Rows, float] = {}
-        for weight, rows in outcomes(run):
-            weights[rows] = weights.get(rows, 0.0) + weight
+        weights: dict[Rows, float] = collections.defaultdict(float)
+        with watched(problem):
+            for weight, rows in outcomes(run):
+                weights[rows] += weight
     except Fault as fault:
         return Finding(problem, fault=f"{fault} ({words(problem)})")
-    law = np.zeros_like(problem.expected)
-    for rows, weight in weights.items():
-        law += weight * problem.law(rows)
-    return Finding(problem, apart(law, problem), law=law, drew=drew)
+    return compared(problem, completed(problem, weights), drew=drew)
 
 
 def drawn(
@@ -208,25 +255,13 @@ def drawn(
         return int(np.searchsorted(np.cumsum(chances), generator.random() * np.sum(chances)))
 
     for problem in problems:
-        counts: Counter[tuple[int, ...]] = Counter()
+        counts: Counter[Rows] = Counter()
         try:
-            for _ in range(count):
-                rows = kind.run(function, problem, generator, dtype, branch)
-                counts[sampled(problem, rows, branch)] += 1
+            with watched(problem):
+                for _ in range(count):
+                    counts[kind.run(function, problem, generator, dtype, branch)] += 1
         except Fault as fault:
             yield Finding(problem, fault=f"{fault} ({words(problem)})")
             continue
-        law = np.zeros_like(problem.expected)
-        for tokens, number in counts.items():
-            law[tokens] = number / count
-        yield Finding(problem, apart(law, problem), margin(law.size, count, len(problems)), law)
-
-
-def sampled(problem: Problem, rows: Rows, branch: Callable) -> tuple[int, ...]:
-    """Complete each row by draws from the target, to γ + 1 tokens."""
-    tokens: tuple[int, ...] = ()
-    for table, row in zip(problem.tables, rows, strict=True):
-        while len(row) <= table.gamma:
-            row = (*row, branch(table.target[row]))
-        tokens += row
-    return tokens
+        law = completed(problem, {rows: number / count for rows, number in counts.items()})
+        yield compared(problem, law, margin(law.size, count, len(problems)))

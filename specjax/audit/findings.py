@@ -1,14 +1,19 @@
 """What an audit found for one problem: the distribution of the output, and how far it is off."""
 
+import contextlib
 import dataclasses
 import math
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from specjax.audit.kinds import Problem
+from specjax.audit.kinds import Problem, Rows
 
 ERROR = 1e-3  # the probability that a bound on drawn samples is wrong, for the whole audit
+PATIENCE = 30  # seconds for one table, before a warning names it
 MAX_ROWS = 8  # of a shown table
 
 
@@ -43,9 +48,34 @@ def margin(outcomes: int, draws: int, problems: int) -> float:
     return math.sqrt((outcomes - 1) / draws) / 2 + math.sqrt(excess)
 
 
-def apart(law: np.ndarray, problem: Problem) -> float:
-    """Total variation from the target's distribution."""
-    return float(np.abs(law - problem.expected).sum() / 2)
+def compared(problem: Problem, law: np.ndarray, margin: float = 0.0, drew: bool = True) -> Finding:
+    """The total variation of an output's distribution from the target's."""
+    distance = float(np.abs(law - problem.expected).sum() / 2)
+    return Finding(problem, distance, margin, law, drew=drew)
+
+
+def completed(problem: Problem, weights: Mapping[Rows, float]) -> np.ndarray:
+    """The distribution of γ + 1 tokens of each row; the target completes shorter outputs."""
+    law = np.zeros_like(problem.expected)
+    for rows, weight in weights.items():
+        law += weight * problem.law(rows)
+    return law
+
+
+@contextlib.contextmanager
+def watched(problem: Problem) -> Iterator[None]:
+    """Warn while one problem takes long: a function without an end cannot be stopped from here."""
+    message = (
+        f"No result after {PATIENCE} seconds of {words(problem)}. Interrupt the audit if the "
+        "function may never return."
+    )
+    timer = threading.Timer(PATIENCE, warnings.warn, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 # --- A problem in words ---------------------------------------------------------------------------

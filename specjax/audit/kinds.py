@@ -5,8 +5,11 @@ serves the enumeration and draws of numpy's `Generator`.
 """
 
 import dataclasses
+import functools
 import inspect
 import itertools
+import re
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,7 +58,13 @@ class Problem:
     def law(self, rows: Rows) -> np.ndarray:
         """The distribution of γ + 1 tokens of each row that begin with some."""
         laws = [table.completed(row) for table, row in zip(self.tables, rows, strict=True)]
-        return laws[0] if len(laws) == 1 else np.multiply.outer(*laws)
+        return functools.reduce(np.multiply.outer, laws)
+
+    @property
+    def size(self) -> tuple[Any, ...]:
+        """γ, V, the number of rows, and a tree's parents."""
+        table = self.tables[0]
+        return table.gamma, table.size, len(self.tables), *self.more[: len(self.more) == 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +88,7 @@ class Kind:
         """Raise ValueError unless the function takes these arguments."""
         words = self.signature.split(", ")
         if not callable(function):
-            raise ValueError(f"{function!r} is no function.")
+            raise ValueError(f"{reprlib.repr(function)} is no function.")
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
@@ -101,14 +110,16 @@ def called(function: Function, *arguments: Any) -> Any:
     try:
         with np.errstate(all="ignore"):
             return function(*arguments)
-    except Refused:
+    except (Refused, Fault):
         raise
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         if any(name in first for name in ("Uniform", "Gumbel", "Exponential")):
             raise Refused(f"It uses a random number as a plain one ({first}). {WAY_OUT}") from error
-        way_out = "; a function that takes a key of jax needs rng='key'" if "key" in first else ""
-        raise Fault(f"raises {type(error).__name__}: {first}{way_out}") from error
+        words = f"raises {type(error).__name__}" + f": {first}" * bool(first)
+        if re.search(r"\bkeys?\b", first):
+            words += "; a function that takes a key of jax needs rng='key'"
+        raise Fault(words) from error
 
 
 def emitted(result: Any, size: int, most: int) -> Prefix:
@@ -119,11 +130,11 @@ def emitted(result: Any, size: int, most: int) -> Prefix:
     """
     try:
         values = np.asarray(result).ravel().tolist()
-        numbers = [float(value) for value in values]
+        numbers = [float(value + 0) for value in values]  # a text is no number
     except Refused:
         raise
     except Exception:
-        raise Fault(f"returns {result!r}, which are no ids") from None
+        raise Fault(f"returns {reprlib.repr(result)}, which are no ids") from None
     for number in numbers:
         if not number.is_integer():
             raise Fault(f"emits {number}, which is no id")
@@ -136,12 +147,10 @@ def emitted(result: Any, size: int, most: int) -> Prefix:
 
 
 def _of_rows(result: Any, problem: Problem) -> list[Any]:
-    try:
-        rows = list(result)
-    except TypeError:
-        rows = []
+    rows = called(list, result) if hasattr(result, "__iter__") else []
     if len(rows) != len(problem.tables):
-        raise Fault(f"returns {result!r}, not one entry for each of {len(problem.tables)} rows")
+        count = len(problem.tables)
+        raise Fault(f"returns {reprlib.repr(result)}, not one entry for each of {count} rows")
     return rows
 
 
@@ -253,8 +262,8 @@ def _chains(seed: int) -> list[Problem]:
     return [Problem(table.kind, (table,)) for table in tables.chains(seed)]
 
 
-def _pairs(seed: int) -> list[Problem]:
-    return [Problem(pair[0].kind, pair) for pair in tables.pairs(seed)]
+def _batches(seed: int) -> list[Problem]:
+    return [Problem(rows[0].kind, rows) for rows in tables.batches(seed)]
 
 
 def _logits(seed: int) -> list[Problem]:
@@ -316,12 +325,12 @@ KINDS = {
         "drafts, draft_probs, target_probs, rng", "1 to γ+1 token ids", _chains, _verify
     ),
     "batch": Kind(
-        "drafts, draft_probs, target_probs, rng", "token ids of each row", _pairs, _batch
+        "drafts, draft_probs, target_probs, rng", "token ids of each row", _batches, _batch
     ),
     "round": Kind(
         "target, draft, prefix, gamma, rng", "the prefix and 1 to γ+1 token ids", _chains, _round
     ),
-    "lengths": Kind("drafts, draft_probs, rng", "a length for each row", _pairs, _lengths),
+    "lengths": Kind("drafts, draft_probs, rng", "a length for each row", _batches, _lengths),
     "sampler": Kind("logits, temperature, rng", "a token id", _logits, _sampler),
     "tree": Kind(NODES, "1 to depth+1 token ids", _trees(False), _tree(False)),
     "distinct_tree": Kind(NODES, "1 to depth+1 token ids", _trees(True), _tree(True)),

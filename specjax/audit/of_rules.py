@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.audit.findings import Finding, apart, words
-from specjax.audit.kinds import Problem, along
+from specjax.audit.findings import Finding, compared, words
+from specjax.audit.kinds import Fault, Problem, along, called
 from specjax.rules.base import AcceptanceRule
 
 
@@ -22,7 +22,8 @@ def findings(rule: Any, problems: list[Problem]) -> Iterator[Finding]:
     """Enumerate `stop` and `next_probs` over all drafts of all problems, in one call.
 
     Raises:
-      ValueError: the rule shares noise between target and draft.
+      ValueError: the rule shares noise between target and draft, raises an exception, or returns
+        arrays of other shapes.
     """
     noise = getattr(type(rule), "given_noise", AcceptanceRule.given_noise)
     if noise is not AcceptanceRule.given_noise:
@@ -49,13 +50,23 @@ def findings(rule: Any, problems: list[Problem]) -> Iterator[Finding]:
                     table.gamma,
                 ))  # fmt: skip
     indices, weights, *arrays = (np.array(column) for column in zip(*rows, strict=True))
-    stop, following = jax.device_get(_ask(rule, *_arrays(*arrays)))
+    try:
+        stop, following = called(lambda: jax.device_get(_ask(rule, *_arrays(*arrays))))
+    except Fault as error:
+        raise ValueError(f"{rule!r} {error}.") from error
+    shapes = np.shape(stop), *map(np.shape, following)
+    expected = (len(rows), gamma + 1), *[(len(rows), size)] * (gamma + 1)
+    if shapes != expected:
+        raise ValueError(
+            f"{rule!r}: stop and next_probs return shapes {shapes[0]} and {shapes[1]}, not "
+            f"{expected[0]} and {expected[1]}."
+        )
     laws = [np.zeros_like(problem.expected) for problem in problems]
     faults: dict[int, str] = {}
     for row, (index, weight) in enumerate(zip(indices, weights, strict=True)):
         problem, drafts = problems[index], tuple(arrays[2][row].tolist())
         for count in range(arrays[3][row] + 1):
-            if stop[row, count] > 0:
+            if stop[row, count] != 0:
                 chance = weight * stop[row, count]
                 probs = following[count][row].astype(np.float64)
                 for token in range(problem.tables[0].size):
@@ -64,12 +75,8 @@ def findings(rule: Any, problems: list[Problem]) -> Iterator[Finding]:
         if not np.isfinite(laws[index]).all():
             faults[index] = f"returns probabilities that are not finite ({words(problem)})"
     for index, problem in enumerate(problems):
-        fault, law = faults.get(index, ""), laws[index]
-        yield (
-            Finding(problem, fault=fault)
-            if fault
-            else Finding(problem, apart(law, problem), law=law)
-        )
+        fault = faults.get(index, "")
+        yield Finding(problem, fault=fault) if fault else compared(problem, laws[index])
 
 
 def _arrays(target, draft, drafts, length):

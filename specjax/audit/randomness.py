@@ -7,6 +7,7 @@ lies in. So `rng.random() < p / q` runs unchanged, and so do `np.searchsorted(np
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -14,7 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 NEGLIGIBLE = 1e-12  # outcomes that are less likely are left out
-MAX_RUNS = 50_000  # of a function, for one table
+MAX_OUTCOMES = 50_000  # of one draw, and entries of an array
+MAX_DRAWS = 300_000  # and comparisons of drawn numbers, in all runs on one table
 REPEATED = 64  # runs of one table that are repeated, to find noise of the function's own
 WAY_OUT = (
     "Compare each random number with plain numbers, draw tokens by rng.choice, or draw samples "
@@ -28,8 +30,16 @@ class Refused(ValueError):
     """The function does something that cannot be enumerated."""
 
 
+class TooMany(Refused):
+    """The function has too many outcomes, or draws without an end."""
+
+
 class _Unlikely(BaseException):
     """Leaves a run whose probability is negligible; no `except Exception` stops it."""
+
+
+class _Spent(BaseException):
+    """Leaves the last run, after `MAX_DRAWS` draws; no `except Exception` stops it."""
 
 
 @dataclasses.dataclass
@@ -46,26 +56,32 @@ def outcomes(function: Callable[["Random"], Result]) -> Iterator[tuple[float, Re
     The first runs are repeated with the same outcomes, and must give the same results.
 
     Raises:
-      Refused: the function draws noise of its own, or has too many outcomes.
+      Refused: the function draws noise of its own.
+      TooMany: all runs together draw more than `MAX_DRAWS` numbers.
     """
     path: list[Branch] = []
-    for count in range(MAX_RUNS):
-        random = Random(path)
+    steps = iter(range(MAX_DRAWS))
+    for count in itertools.count():
+        random = Random(path, steps)
         try:
             result = function(random)
             if random.depth < len(path):
                 raise own_noise()
-            if count < REPEATED and function(Random(path)) != result:
+            if count < REPEATED and function(Random(path, steps)) != result:
                 raise own_noise()
             yield random.weight, result
         except _Unlikely:
             pass
+        except _Spent:
+            raise TooMany(
+                f"It draws more than {MAX_DRAWS:,} numbers over all outcomes of one table. A loop "
+                f"that draws until it accepts has no end here. {WAY_OUT}"
+            ) from None
         while path and path[-1].taken + 1 == len(path[-1].possible):
             path.pop()
         if not path:
             return
         path[-1].taken += 1
-    raise Refused(f"It has more than {MAX_RUNS:,} outcomes. {WAY_OUT}")
 
 
 def own_noise() -> Refused:
@@ -79,18 +95,27 @@ def own_noise() -> Refused:
 class Random:
     """Draws like numpy's `Generator`, along a path of outcomes.
 
+    Args:
+      path: the outcomes to take; later ones are appended.
+      steps: yields once for each draw that is left.
+
     Attributes:
       weight: the probability of the outcomes so far.
       depth: the number of draws so far that had more than one outcome.
       used: whether a function of numpy's names was called.
     """
 
-    def __init__(self, path: list[Branch]):
+    def __init__(self, path: list[Branch], steps: Iterator[int]):
         self.weight, self.depth, self.used = 1.0, 0, False
-        self._path = path
+        self._path, self._steps = path, steps
+
+    def _step(self) -> None:
+        if next(self._steps, None) is None:
+            raise _Spent
 
     def branch(self, chances: Any) -> int:
         """Draw the index of a probability; those after the end of the path begin with the first."""
+        self._step()
         possible = [(i, float(c)) for i, c in enumerate(chances) if c > NEGLIGIBLE]
         if len(possible) == 1:
             return possible[0][0]
@@ -118,7 +143,7 @@ class Random:
     def integers(self, low: int, high: int | None = None, size: Any = None) -> Any:
         """Draw integers from low to high − 1; with one argument from 0."""
         low, high = (0, low) if high is None else (low, high)
-        return self.choice(np.arange(low, high), size)
+        return low + self.choice(high - low, size)
 
     def choice(self, a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
         """Draw from a sequence, or from 0 … a − 1, with probabilities p; without p all are equal.
@@ -127,9 +152,13 @@ class Random:
           ValueError: p is no distribution over a.
         """
         self.used = True
+        if np.ndim(a) == 0 and a > MAX_OUTCOMES:
+            raise Refused(f"It draws one of {a} numbers; {MAX_OUTCOMES:,} are followed. {WAY_OUT}")
         values = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
-        equal = np.full(len(values), 1 / max(len(values), 1))
-        chances = distribution(equal if p is None else p, len(values))
+        p = np.full(len(values), 1 / max(len(values), 1)) if p is None else p
+        chances, shape = distribution(p, len(values)), shape_of(size)
+        if not replace and math.prod(shape) > np.count_nonzero(chances):
+            raise ValueError(f"choice: {size} draws without replacement of {len(values)} values")
 
         def draw() -> Any:
             nonlocal chances
@@ -139,7 +168,7 @@ class Random:
                 chances = chances / chances.sum() if chances.any() else chances
             return values[index]
 
-        return draw() if size is None else np.array([draw() for _ in range(size)])
+        return np.array([draw() for _ in np.ndindex(shape)]).reshape(shape)[()]
 
     def multinomial(self, n: int, pvals: Any) -> np.ndarray:
         """Count n draws with probabilities."""
@@ -161,12 +190,11 @@ class Random:
     def _filled(self, draw: Callable[[], Any], size: Any) -> Any:
         """One number, or an array of them."""
         self.used = True
-        if size is None:
-            return draw()
-        numbers = np.empty(size, object)
+        numbers = np.empty(shape_of(size), object)
         for index in np.ndindex(numbers.shape):
+            self._step()
             numbers[index] = draw()
-        return numbers
+        return numbers[()]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -175,6 +203,14 @@ class Random:
             f"rng.{name} cannot be enumerated; rng has random, uniform, choice, integers, "
             f"multinomial, gumbel and exponential. {WAY_OUT}"
         )
+
+
+def shape_of(size: Any) -> tuple[int, ...]:
+    """The shape of an array of draws; `size` is None, a number or a shape, as in numpy."""
+    shape = () if size is None else tuple(int(n) for n in np.atleast_1d(size))
+    if math.prod(shape) > MAX_OUTCOMES:
+        raise Refused(f"It draws an array of size {size} at once. {WAY_OUT}")
+    return shape
 
 
 def distribution(p: Any, size: int) -> np.ndarray:

@@ -45,7 +45,7 @@ class Table:
 
 
 def chains(seed: int = 0) -> list[Table]:
-    """Tables for a verifier of one draft: V of 2 to 5, γ of 1 to 3."""
+    """Tables for a verifier of one draft: V of 2 to 5, γ of 1 to 4."""
     rng = np.random.default_rng(seed)
     hand = [
         _constant("by hand", 1, [0.7, 0.3], [0.5, 0.5]),
@@ -72,11 +72,12 @@ def chains(seed: int = 0) -> list[Table]:
     greedy = [
         _table("T = 0", *shape, _one(rng), _one(rng)) for shape in ((2, 2), (2, 3), (3, 2), (5, 1))
     ]
+    random += [_table("random", *shape, _any(rng), _any(rng)) for shape in ((2, 4), (4, 2))]
     return [*hand, *random, *zeros, *equal, *apart, *one_hot, *greedy]
 
 
-def pairs(seed: int = 0) -> list[tuple[Table, Table]]:
-    """Tables for two rows of a batch."""
+def batches(seed: int = 0) -> list[tuple[Table, ...]]:
+    """Tables for the rows of a batch: two or three, V of 2 and 3, γ of 1 to 3."""
     rng = np.random.default_rng(seed)
     hand = [_constant("by hand", gamma, [0.7, 0.3], [0.5, 0.5]) for gamma in (1, 2)]
     kinds: list[tuple[str, tuple[Callable, Callable]]] = [
@@ -89,7 +90,11 @@ def pairs(seed: int = 0) -> list[tuple[Table, Table]]:
         for shape in ((2, 1), (2, 2), (3, 1))
         for kind, draws in kinds
     ]
-    return [*((table, table) for table in hand), *made]
+    larger = [
+        tuple(_table("random", *shape, _any(rng), _any(rng)) for _ in range(rows))
+        for rows, shape in ((2, (3, 2)), (2, (2, 3)), (3, (2, 1)))
+    ]
+    return [*((table, table) for table in hand), *made, *larger]
 
 
 def _table(kind: str, size: int, gamma: int, target: Callable, draft: Callable) -> Table:

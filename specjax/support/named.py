@@ -4,13 +4,14 @@ make("policy", NAMES, "svip(threshold=0.3)"), or "my_module:my_policy(patience=2
 """
 
 import ast
+import contextlib
 import difflib
 import importlib
 import inspect
 import pathlib
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -42,7 +43,8 @@ def make(
         raise ValueError(
             f"{kind.capitalize()} {name!r}: {error}; it is {attribute}{inspect.signature(maker)}."
         ) from error
-    made = maker(*arguments, **settings)
+    with _staying(kind, name):
+        made = maker(*arguments, **settings)
     if protocol is not None:
         check(kind, text, made, protocol)
     return made
@@ -69,8 +71,8 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
       ValueError: no such name, module or attribute.
     """
     path = names.get(name, name) if isinstance(name, str) else ""
-    module_name, colon, attribute = path.partition(":")
-    if not colon:
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
         raise ValueError(
             f"There is no {kind} {name!r}: it is one of {', '.join(names)}, or the import path "
             f"of your own as module:attribute.{meant(name, names)}"
@@ -78,13 +80,18 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
     try:
         if module_name.startswith("."):
             raise ModuleNotFoundError(name=module_name)
-        module = importlib.import_module(module_name)
+        with _staying(kind, name):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but one of its imports does not
+        dotted = module_name.removesuffix(".py").replace("/", ".").strip(".")
+        way_out = "must lie in the working directory or on PYTHONPATH"
+        if dotted != module_name:
+            way_out = f"is written with dots and without .py, {dotted}:{attribute}"
         raise ValueError(
-            f"{kind.capitalize()} {name!r}: there is no module {module_name!r} to import; it must "
-            "lie in the working directory or on PYTHONPATH."
+            f"{kind.capitalize()} {name!r}: there is no module {module_name!r} to import; it "
+            f"{way_out}."
         ) from error
     maker = getattr(module, attribute, None)
     if maker is None:
@@ -105,6 +112,18 @@ def meant(name: str, names: Iterable[str]) -> str:
     """Ask for the name that is nearest to a misspelt one, as the end of a message; "" if none."""
     near = difflib.get_close_matches(str(name), names, 1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+@contextlib.contextmanager
+def _staying(kind: str, name: str) -> Iterator[None]:
+    """Run a module or function of a user; its `sys.exit` must not end a command as done."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ValueError(
+            f"{kind.capitalize()} {name!r}: its code leaves the process by {error!r}. A "
+            "module that is also a program does so behind if __name__ == '__main__'."
+        ) from error
 
 
 def split(texts: str) -> list[str]:

@@ -1,8 +1,11 @@
 """The audit of somebody's sampler: every shipped case by its figure, faults, and bad input."""
 
+import contextlib
 import functools
 import math
 import re
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,7 @@ import command_line
 from command_line import ROOT
 from examples import algorithm1 as example
 from specjax import budgets, rules
-from specjax.audit import CASES, KINDS, Random, audit, auditing
+from specjax.audit import CASES, KINDS, Random, audit, auditing, findings, randomness
 from specjax.audit.cases import algorithm1
 from specjax.audit.findings import margin
 from specjax.audit.randomness import Refused, outcomes
@@ -26,12 +29,12 @@ FIGURES = {
     "top_k_on_one_side": 0.320000000,
     "noise_shared_with_the_draft": 0.089138756,
     "residual_from_p": 0.252000000,
-    "noise_shared_by_positions": 0.088800000,
+    "noise_shared_by_positions": 0.167366730,
     "cut_to_the_smallest": 0.591200000,
-    "peek_and_drop": 0.229501551,
-    "budget_by_own_token": 0.075773880,
+    "peek_and_drop": 0.302814000,
+    "budget_by_own_token": 0.165300000,
     "early_stop_by_own_token": 0.194400000,
-    "global_maximum": 0.127500000,
+    "global_maximum": 0.157113000,
     "temperature_lost": 0.622812838,
     "longest_path": 0.375724000,
 }
@@ -72,6 +75,59 @@ def test_the_page_has_the_table(audits):
 def test_by_hand(name, table, first_token, audits):
     law = audits[name].findings[table].law
     np.testing.assert_allclose(law.sum(axis=tuple(range(1, law.ndim))), first_token, atol=1e-12)
+
+
+def planted(verify, kind, *size):
+    """An exact function of a kind; its output is wrong for one size (γ, V, rows)."""
+
+    def wrong(drafts, draft_probs, *rest):
+        tokens = verify(drafts, draft_probs, *rest)
+        *rows, gamma, most = [1, *draft_probs.shape][-3:]
+        if (gamma, most, *rows) == size:
+            tokens = [0] if kind == "verify" else [*tokens[:-1], tokens[-1] * (drafts[-1][-1] > 0)]
+        return tokens
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("kind", "case", "size"),
+    [
+        ("verify", "algorithm1", (2, 4, 1)),
+        ("verify", "algorithm1", (4, 2, 1)),
+        ("lengths", "stop_before_the_draw", (3, 2, 2)),
+        ("lengths", "stop_before_the_draw", (1, 2, 3)),
+        ("lengths", "stop_before_the_draw", (2, 3, 2)),
+    ],
+)
+def test_an_error_at_one_size(kind, case, size):
+    found = audit(planted(CASES[case].function, kind, *size), kind)
+    biased = {f.problem.size for f in found.findings if f.total_variation > 1e-3}
+    assert biased == {size}
+
+
+@pytest.mark.parametrize("kind", ["verify", "round", "batch", "lengths", "tree"])
+@pytest.mark.parametrize("seed", range(3))
+def test_samples_have_random_drafts_of_every_size(kind, seed):
+    problems = KINDS[kind].problems(seed)
+    chosen = auditing.few(problems)
+    sizes = [problem.size for problem in chosen if problem.kind == "random"]
+    assert sorted(sizes) == sorted({p.size for p in problems if p.kind == "random"})
+    assert {problem.kind for problem in chosen} == {problem.kind for problem in problems}
+    assert any(gamma >= 2 and size >= 3 for gamma, size, *_ in sizes)
+    assert len(chosen) <= 15
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("algorithm1", "V up to 5, γ up to 4, one round"),
+        ("rows_alone", "V up to 3, γ up to 3, up to 3 rows, one round"),
+        ("gumbel_max", "V up to 5, one token"),
+    ],
+)
+def test_the_verdict_names_the_sizes(name, sizes, audits):
+    assert audits[name].verdict.endswith(f" for {sizes}")
 
 
 def test_algorithm1_of_the_examples():
@@ -136,6 +192,7 @@ P = np.array([0.5, 0.3, 0.2])
     [
         lambda rng: rng.choice(3, p=P),
         lambda rng: rng.choice([0, 1, 2], p=P),
+        lambda rng: rng.choice(3, size=(2, 2), p=P)[1, 0],
         lambda rng: np.searchsorted(np.cumsum(P), rng.random(), side="right"),
         lambda rng: np.argmax(np.cumsum(P) > rng.uniform()),
         lambda rng: np.argmax(1 - np.cumsum(P) <= 1 - rng.random()),
@@ -174,6 +231,9 @@ def test_a_number_keeps_what_comparisons_say():
         (lambda rng: rng.random() < rng.random(), "compares two random numbers"),
         (lambda rng: rng.random() + rng.random() < 1, "computes with two"),
         (lambda rng: rng.normal(), "rng.normal cannot be enumerated"),
+        (lambda rng: rng.integers(1 << 40), "draws one of 1099511627776 numbers"),
+        (lambda rng: rng.gumbel(size=(10**5, 10**4)), "draws an array of size (100000, 10000)"),
+        (lambda rng: rng.multinomial(10**9, P), "draws an array of size 1000000000"),
         (lambda rng: np.argsort(rng.gumbel(size=3))[0], "Gumbel noise again"),
         (lambda rng: rng.gumbel() < 0.5, "compares a Gumbel number"),
         (lambda rng: np.random.default_rng().integers(1 << 30), "draws its own noise"),
@@ -181,8 +241,44 @@ def test_a_number_keeps_what_comparisons_say():
     ],
 )
 def test_refused(draw, words):
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(Refused, match=re.escape(words)):
         law_of(draw)
+
+
+def test_a_loop_that_draws_without_an_end(monkeypatch):
+    """The draws are counted over all runs; one run alone may have no end."""
+    monkeypatch.setattr(randomness, "MAX_DRAWS", 2000)
+
+    def until(accepts):
+        def verify(drafts, draft_probs, target_probs, rng):
+            while True:
+                with contextlib.suppress(Exception):
+                    token = rng.integers(2)
+                    if accepts(rng, target_probs[0][token]):
+                        return [token]
+
+        return verify
+
+    for accepts in (lambda rng, p: rng.random() < p, lambda rng, p: False):
+        with pytest.raises(ValueError, match=r"draws more than 2,000 numbers .* has no end here"):
+            audit(until(accepts))
+
+
+def test_larger_batches_are_left_out(monkeypatch):
+    """What is drawn for all positions of all rows at once has many outcomes."""
+    monkeypatch.setattr(randomness, "MAX_DRAWS", 20_000)
+    found = audit(CASES["rows_alone"].function, "batch")
+    assert found.verdict.endswith(
+        "V up to 3, γ up to 3, up to 3 rows, one round; larger batches left out: 1"
+    )
+
+
+def test_a_table_that_takes_long_is_named(monkeypatch):
+    monkeypatch.setattr(findings, "PATIENCE", 0.01)
+    (problem, *_) = KINDS["verify"].problems(0)
+    words = r"No result after 0.01 seconds of tables 'by hand', V = 2, γ = 1"
+    with pytest.warns(UserWarning, match=words), findings.watched(problem):
+        time.sleep(0.3)
 
 
 # --- Outputs that are none ------------------------------------------------------------------------
@@ -197,6 +293,8 @@ def test_refused(draw, words):
         (lambda drafts, p: [*drafts, 0, 0], "emits 3 tokens; a round has 1 to 2"),
         (lambda drafts, p: [np.nan], "emits nan, which is no id"),
         (lambda drafts, p: None, "which are no ids"),
+        (lambda drafts, p: "01", "returns '01', which are no ids"),
+        (lambda drafts, p: {}.pop("keyword"), "raises KeyError: 'keyword' (tables"),
         (lambda drafts, p: 1 / 0, "raises ZeroDivisionError: division by zero"),
     ],
 )
@@ -222,6 +320,22 @@ def test_a_function_that_ignores_rng_is_named(seeded):
     assert found.verdict.endswith("; it drew nothing from rng") == seeded
 
 
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [(KeyError("late"), "invalid: raises KeyError: 'late'"), (SystemExit(0), "leaves the process")],
+)
+def test_rows_that_are_computed_late(raised, words):
+    def batch(drafts, draft_probs, target_probs, rng):
+        yield [0]
+        raise raised
+
+    try:
+        said = audit(batch, "batch").verdict
+    except ValueError as error:
+        said = str(error)
+    assert words in said
+
+
 def test_an_empty_residual():
     """p − q without a fallback is 0/0 where the draft is the target, if 1 is not always kept."""
 
@@ -240,12 +354,30 @@ def test_an_empty_residual():
         ({"dtype": "bfloat16"}, "must be one of float64, float32"),
         ({"rng": "numpy"}, "must be one of branching, generator, key"),
         ({"draws": 100}, "goes with rng='generator' or 'key'"),
+        ({"draws": 1e3, "rng": "key"}, "draws=1000.0 must be an integer from 1 to 10,000,000"),
+        ({"draws": 10**12, "rng": "generator"}, "must be an integer from 1 to 10,000,000"),
+        ({"seed": -1}, "seed=-1 must be an integer from 0 to 2⁶³ − 1"),
+        ({"seed": 1 << 63}, "must be an integer from 0 to 2⁶³ − 1"),
+        ({"kind": []}, "There is no kind []: it is one of verify"),
         ({"rng": "key", "kind": "batch"}, "goes with kinds verify and sampler"),
     ],
 )
 def test_bad_arguments(arguments, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         audit(algorithm1, **arguments)
+
+
+@pytest.mark.parametrize("rng", ["branching", "generator"])
+def test_a_function_that_leaves_the_process(rng):
+    """Its status would be the command's; an interrupt is the user's."""
+    with pytest.raises(ValueError, match=r"^<lambda>: It leaves the process by SystemExit\(0\)"):
+        audit(lambda drafts, draft_probs, target_probs, rng: sys.exit(0), rng=rng)
+
+    def interrupted(drafts, draft_probs, target_probs, rng):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(interrupted, rng=rng)
 
 
 def test_a_function_with_noise_of_its_own_names_the_way_out():
@@ -274,8 +406,18 @@ def test_samples_of_numpy(lost):
     assert found.at_least < found.total_variation
 
 
-def by_key(drafts, draft_probs, target_probs, key, *, same=False):
-    """Algorithm 1 for one row of γ + 1 tokens; `same`: the draw is of p instead of the residual."""
+def late(drafts, draft_probs, target_probs, rng):
+    """From the second token on the residual is right for one-hot drafts alone."""
+    tokens = algorithm1(drafts, draft_probs, target_probs, rng)
+    last = len(tokens) - 1
+    if 0 < last < len(drafts):
+        left = np.where(np.arange(len(target_probs[0])) == drafts[last], 0.0, target_probs[last])
+        tokens[-1] = rng.choice(len(left), p=left / left.sum())
+    return tokens
+
+
+def by_key(drafts, draft_probs, target_probs, key, *, late=False):
+    """Algorithm 1 for one row of γ + 1 tokens; `late`: with the residual of the function above."""
     accepting, drawing = jax.random.split(key)
     gamma = drafts.shape[0]
     each = jnp.arange(gamma)
@@ -283,19 +425,35 @@ def by_key(drafts, draft_probs, target_probs, key, *, same=False):
     count = jnp.cumprod(kept < target_probs[each, drafts]).sum().astype(jnp.int32)
     draft = jnp.concatenate([draft_probs, jnp.zeros_like(draft_probs[:1])])
     left = jnp.maximum(target_probs[count] - draft[count], 0.0)
-    left = target_probs[count] if same else jnp.where(left.sum() > 0, left, target_probs[count])
+    left = jnp.where(left.sum() > 0, left, target_probs[count])
+    drafted = jnp.arange(left.shape[0]) == jnp.append(drafts, -1)[count]
+    left = jnp.where(late & (count > 0) & (count < gamma) & ~drafted, target_probs[count], left)
     token = jax.random.categorical(drawing, jnp.log(left)).astype(jnp.int32)
     return jnp.append(drafts, 0).at[count].set(token), count + 1
 
 
+@pytest.fixture
+def three_ids(monkeypatch):
+    """Keeps the drawn tables with V = 3 and γ = 2, which show the error of `late`."""
+    few = auditing.few
+    monkeypatch.setattr(
+        auditing, "few", lambda problems: [p for p in few(problems) if p.size == (2, 3, 1)]
+    )
+
+
+@pytest.mark.parametrize(("wrong", "seed"), [(False, 0), (True, 0), (True, 1), (True, 2)])
+def test_late_errors_by_numpy(wrong, seed, three_ids):
+    found = audit(late if wrong else algorithm1, rng="generator", draws=12_000, seed=seed)
+    assert (found.exact, found.fault) == (not wrong, ""), str(found)
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("same", [False, True])
-def test_samples_of_jax(same, monkeypatch):
-    monkeypatch.setattr(auditing, "few", lambda problems: problems[2:4])  # V = 3, and γ = 2
-    verify = functools.partial(by_key, same=same)
-    found = audit(verify, rng="key", draws=20_000, dtype="float32")
-    assert found.exact == (not same), str(found)
-    assert found.fault == ""
+@pytest.mark.parametrize("wrong", [False, True])
+def test_late_errors_by_jax(wrong, three_ids):
+    verify = functools.partial(by_key, late=wrong)
+    for seed in range(3 if wrong else 1):
+        found = audit(verify, rng="key", draws=50_000, dtype="float32", seed=seed)
+        assert (found.exact, found.fault) == (not wrong, ""), str(found)
 
 
 def test_the_margin_holds():
@@ -321,6 +479,33 @@ def test_rules(rule, figure):
     assert found.findings[0].total_variation == pytest.approx(figure, abs=1e-6)
 
 
+def test_tokens_of_jax_are_integers(three_ids):
+    found = audit(lambda x, q, p, key: (jnp.float32([jnp.nan] * 3), 1), rng="key", draws=9)
+    assert "returns numbers of dtype float32, where integers are due" in found.verdict
+
+
+class Wide(rules.Token):
+    def next_probs(self, *arguments):
+        return jnp.pad(super().next_probs(*arguments), ((0, 0), (0, 1)))
+
+
+class Broken(rules.Token):
+    def stop(self, *arguments):
+        return {}["stop"]
+
+
+class Nan(rules.Token):
+    def stop(self, *arguments):
+        return jnp.nan * super().stop(*arguments)
+
+
+def test_rules_that_return_no_distributions():
+    for rule, words in ((Wide(), "return shapes"), (Broken(), r"raises KeyError: 'stop'\.")):
+        with pytest.raises(ValueError, match=words):
+            audit(rule)
+    assert "probabilities that are not finite" in audit(Nan()).verdict
+
+
 def test_a_rule_with_noise_is_sent_elsewhere():
     with pytest.raises(ValueError, match="check_rule"):
         audit(rules.Gumbel())
@@ -331,38 +516,44 @@ def test_a_rule_with_noise_is_sent_elsewhere():
 BUDGETS = {
     "fixed": budgets.fixed(2),
     "early_stop": budgets.early_stop(
-        budgets.PassTimes([2, 3, 4, 6], [1.0, 1.1, 1.9, 2.0], draft=0.05)
+        budgets.PassTimes([2, 3, 4, 6, 12], [1.0, 1.1, 1.9, 2.0, 4.0], draft=0.05)
     ),
     "threshold": budgets.threshold(0.4),
 }
 
 
 @jax.jit
-def lengths_by(budget, probs, gamma):
+def lengths_by(budget, probs, live, gamma):
     """How many of `gamma` tokens of each row a budget keeps, by the functions that the loop calls.
 
-    `probs` (B, γ_max, V) are the draft's distributions.
+    `probs` (B, γ_max, V) are the draft's distributions; `live` (B,) marks the rows in use.
     """
     rows, most, _ = probs.shape
-    live = jnp.ones(rows, bool)
     state = budget.init(jax.random.split(jax.random.key(0), rows), most)
     worth, chances = base.begin(budget, state, live, most)
     for slot, logs in enumerate(jnp.moveaxis(jnp.log(probs), 1, 0)):
         seen = Observation(jnp.int32(slot), live, logs, logs, logs)
         chances = base.before_the_draw(budget, chances, seen)
     length = jnp.full(rows, jnp.minimum(worth, gamma))
-    return base.hand_out(budget, chances, length, live, jnp.int32([2, 3, 4, 6]))
+    return base.hand_out(budget, chances, length, live, jnp.int32([2, 3, 4, 6, 12]))
 
 
 def keeps_by(budget, *, own: bool):
     """A length rule by a budget; with `own` its chances read the drafted token itself."""
 
+    known = {}  # most runs differ in what follows the lengths
+
     def lengths(drafts, draft_probs, rng):
         if own:
             draft_probs = draft_probs * (np.arange(draft_probs.shape[2]) == drafts[:, :, None])
-        probs = np.zeros((2, 2, 3))  # one shape for all tables, so that it compiles once
-        probs[:, : drafts.shape[1], : draft_probs.shape[2]] = draft_probs
-        return np.asarray(lengths_by(budget, probs, np.int32(drafts.shape[1])))
+        rows, gamma, size = draft_probs.shape
+        probs = np.zeros((3, 3, 3))  # one shape for all tables, so that it compiles once
+        probs[:rows, :gamma, :size] = draft_probs
+        key = probs.tobytes(), rows, gamma
+        if key not in known:
+            live = np.arange(3) < rows
+            known[key] = np.asarray(lengths_by(budget, probs, live, np.int32(gamma)))
+        return known[key][:rows]
 
     return lengths
 
@@ -385,6 +576,7 @@ def command(monkeypatch, capsys, tmp_path):
         "def verify(drafts, draft_probs, target_probs, rng):\n    return [drafts[0]]\n"
     )
     (tmp_path / "broken.py").write_text("x = 1 / 0\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n")
     return functools.partial(command_line.run, monkeypatch, capsys, "specjax audit", cwd=tmp_path)
 
 
@@ -396,7 +588,7 @@ def test_the_command(command):
     assert outcome.stdout.startswith("verify (verify)\n")
     assert "To check by hand: V = 2, γ = 1\n\n  first token " in outcome.stdout
     assert outcome.stdout.splitlines()[-1].startswith("biased: TV ")
-    assert command("cut_to_the_smallest").stdout.startswith("cut_to_the_smallest (batch)")
+    assert command("peek_and_drop").stdout.startswith("peek_and_drop (lengths)")
 
 
 def test_help_has_every_kind(command):
@@ -414,6 +606,10 @@ def test_help_has_every_kind(command):
         (["nowhere:verify"], "there is no module 'nowhere'"),
         (["mine:verfy"], "mine has no attribute 'verfy'"),
         (["mine"], "as module:attribute"),
+        ([":"], "as module:attribute"),
+        (["mine.py:verify"], "without .py, mine:verify"),
+        (["leaves:verify"], "its code leaves the process by SystemExit(0)"),
+        (["algorithm1", "--seed=-1"], "seed=-1 must be an integer from 0"),
         (["broken:verify"], "cannot be imported: ZeroDivisionError"),
         (["mine:verify", "--kind=tree"], "is called with (parents, tokens, draft_probs"),
         (["mine:verify", "--draws=9"], "goes with rng='generator'"),

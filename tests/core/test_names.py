@@ -83,6 +83,7 @@ def mine(monkeypatch):
     module.rule = Token
     module.policy = lambda: constant(2)
     module.text = lambda: "constant"
+    module.leave = lambda: sys.exit(0)
     monkeypatch.setitem(sys.modules, "mine", module)
 
 
@@ -106,6 +107,9 @@ def test_the_message_names_what_was_made(mine):
         "os:system('true')": r"Policy .os:system\('true'\). gives 0, which is no policy: it has no",
         "mine:rule": r"gives Token\(\), which is no policy: it has no function 'init'",
         "mine:number": r"Policy 'mine:number': 3 is no function",
+        "mine:leave": r"Policy 'mine:leave': its code leaves the process by SystemExit\(0\)",
+        "mine.py:policy": "'mine.py' to import; it is written .* without .py, mine:policy",
+        "a/mine.py:policy": "without .py, a.mine:policy",
     }.items():
         with pytest.raises(ValueError, match=said):
             policies.parse(text)
