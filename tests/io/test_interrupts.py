@@ -43,6 +43,7 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", (1 << 31) - 1)
 """
 CODE = """
 import gc, hashlib, os, signal, threading, time
+signal.alarm(60)  # a command that nothing ends would never return
 from specjax.support import command_line
 def main(argv):
 {body}
@@ -54,6 +55,8 @@ command_line.run(main, None)
 def test_ctrl_c_ends_a_command(body):
     """Though a callback or a handler drops the exception; in C code only the second signal does."""
     code = CODE.format(body=body.replace("\n", "\n    "))
+    # Tests that run in the background of a shell ignore SIGINT, and so do their children.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)" + code
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
