@@ -81,6 +81,7 @@ class BeamState(struct.PyTreeNode):
     stats: Stats
     target_finite: Array  # [B] bool, False once logits that mattered were not finite
     draft_finite: Array  # [B] bool
+    rule_sound: None = None  # beams have no rule; see `State`
 
 
 class Contexts(NamedTuple):

@@ -9,8 +9,8 @@ Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input
 {"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template, or a
 question of Spec-Bench, whose first turn is taken. A config with a task needs no input.
 
---settings names a JSON file for `specjax decode --settings=FILE`, with the recommended draft as its
---config.draft and one row at a time, as it was timed.
+--settings names a JSON file, which `specjax decode` takes as its --settings, with the recommended
+draft as its --config.draft and one row at a time, as it was timed.
 
 With --workdir each candidate's row is kept in results.jsonl there. The same command, with the same
 inputs and models, continues a run that was cut off.

@@ -279,7 +279,9 @@ def test_files_without_an_end_are_refused_at_once(name, tmp_path):
         with file.open("wb") as stream:
             stream.truncate(5 << 30)
     for read in (files.read_json, Settings.load, read_json):
-        with pytest.raises(ValueError, match=rf"{file} has more than 67,108,864 bytes"):
+        with pytest.raises(
+            ValueError, match=rf"{file} (has more than 67,108,864 bytes|is a device)"
+        ):
             read(file)
 
 

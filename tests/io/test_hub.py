@@ -592,12 +592,14 @@ def test_saving_leaves_the_model_as_it_was(directory):
     assert jax.tree.map(jnp.shape, checkpoint.model) == shapes
 
 
-def test_saving_again_replaces_the_files_and_keeps_others(directory):
-    (directory / "README.md").write_text("a card")
+def test_saving_again_replaces_a_model_and_no_other_file(directory):
     checkpoint = load(directory)
     doubled = jax.tree.map(lambda x: 2 * x, checkpoint.model)
     save(directory, dataclasses.replace(checkpoint, model=doubled))
     assert_same_params(load(directory), dataclasses.replace(checkpoint, model=doubled))
+    (directory / "README.md").write_text("a card")
+    with pytest.raises(ValueError, match=r"holds README\.md, which would not be replaced but lost"):
+        save(directory, checkpoint)
     assert (directory / "README.md").read_text() == "a card"
 
 

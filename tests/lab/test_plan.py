@@ -204,7 +204,7 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path, monkeypatch):
         (["--alpha=0.5", "--tau=2"], "give one of them"),
         (["--alpha=1.5"], "--alpha=1.5 must lie in [0, 1]"),
         (["--config.target="], "No target"),
-        (["--config.target=/nowhere"], "'/nowhere' is no directory here, and its config.json"),
+        (["--config.target=/nowhere"], "No such directory: /nowhere."),
     ],
 )
 def test_what_cannot_be_planned(run, flags, message):
