@@ -97,7 +97,8 @@ def _questions(source: str, count: int) -> list[dict[str, Any]]:
     name = f"--input={source}"
     given: list[tuple[str, dict[str, Any]]] = [("", {})] * count
     if source.endswith(".jsonl"):
-        given = list(files.json_objects(pathlib.Path(source).read_bytes(), name, inputs.WAY_OUT))
+        data = files.read_limited(pathlib.Path(source), inputs.MAX_BYTES)
+        given = list(files.json_objects(data, name, inputs.WAY_OUT))
     found = []
     for number, (place, line) in enumerate(given, start=1):
         asked, category = line.get("question_id", number), line.get("category", "")

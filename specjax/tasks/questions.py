@@ -25,6 +25,7 @@ MT_BENCH = (
 )  # fmt: skip
 """Categories of MT-bench, which are one kind of Spec-Bench: conversation."""
 FILE = "question.jsonl"
+MAX_BYTES = 1 << 28  # of a file
 SOURCE = "https://github.com/hemingkx/Spec-Bench, data/spec_bench/question.jsonl"
 WAY_OUT = 'Give {"question_id": 1, "category": "qa", "turns": ["…"]} on each line.'
 
@@ -98,7 +99,7 @@ def turns_of(row: Mapping[str, Any], place: str, way_out: str = WAY_OUT) -> tupl
 def _load(place: str | os.PathLike) -> list[Question]:
     path = pathlib.Path(place)
     if path.is_file():
-        objects = files.json_objects(path.read_bytes(), path, WAY_OUT)
+        objects = files.json_objects(files.read_limited(path, MAX_BYTES), path, WAY_OUT)
         return _questions(objects, path.stem)
     if path.is_dir():
         found = [path / FILE] if (path / FILE).is_file() else sorted(path.glob("*.jsonl"))

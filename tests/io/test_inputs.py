@@ -12,6 +12,7 @@ from specjax import decoding
 from specjax.checkpoints import load, tokenizers
 from specjax.cli import doctor, inputs, main, select
 from specjax.support import files
+from specjax.tasks import questions
 
 EOS = "</s>"  # the mark that the pair's tokenizer puts before every text
 TEMPLATE = (
@@ -197,6 +198,9 @@ def test_inputs_are_read_up_to_a_size(tmp_path, monkeypatch):
         file.truncate(10**11)
     with pytest.raises(ValueError, match=r"x has more than 8 bytes\. Split it"):
         inputs.read_texts(str(tmp_path / "x"), NO_TARGET)
+    monkeypatch.setattr(questions, "MAX_BYTES", 8)
+    with pytest.raises(ValueError, match="x has more than 8 bytes, which is too much to read"):
+        questions.load(tmp_path / "x")
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(ValueError, match="there is no standard input"):
         inputs.read_texts("-", NO_TARGET)
