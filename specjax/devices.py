@@ -62,9 +62,17 @@ def is_accelerator(tree: Any) -> bool:
     return device_of(tree).platform != "cpu"
 
 
-def input_first(platform: str) -> bool:
-    """Whether projections are stored (in, out) on this platform; see `layers.arrange`."""
-    return platform == "cpu"
+def input_first(platform: str, weight: Any) -> bool:
+    """Whether a projection is stored (in, out) on this platform; see `layers.arrange`.
+
+    A CPU with units for its dtype multiplies a large weight of bfloat16 or int8 as the left factor,
+    and so reads it at the speed of memory; see `products.weight_first`.
+
+    Args:
+      weight: an array or a shape, in either layout.
+    """
+    units = weight.dtype.name in UNITS and cpu_multiplies(weight.dtype.name)
+    return platform == "cpu" and not (units and weight.size >= LARGE)
 
 
 UNITS = {
@@ -73,8 +81,10 @@ UNITS = {
 }
 """Flags of /proc/cpuinfo, on x86 and ARM, of a processor with units for products of a dtype."""
 MIN_ROWS = 4
-"""Rows from which XLA's CPU backend uses them. For fewer rows it converts every number of the
-matrix, and takes up to three times as long."""
+"""Rows from which XLA's CPU backend uses them for an (in, out) matrix. For fewer rows it converts
+every number of the matrix, and takes up to three times as long."""
+LARGE = 1 << 21
+"""Numbers of a weight from which a CPU with units for its dtype takes it as the left factor."""
 
 
 @functools.cache
