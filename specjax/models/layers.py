@@ -117,7 +117,8 @@ def arrange(module: M, platform: str | None) -> M:
     for _, layer in nnx.iter_graph(module):
         if hasattr(layer, "input_first"):
             turned = layer.turned_weight()
-            first = platform is not None and devices.input_first(platform, turned)
+            shape = turned.shape[::-1] if layer.input_first else turned.shape
+            first = platform is not None and devices.input_first(platform, turned.dtype, shape)
             if layer.input_first != first:
                 turned.set_value(turned[...].T)
                 layer.input_first = first
