@@ -31,7 +31,7 @@ from specjax.measure.provenance import dtype_of
 from specjax.models import int8, memory
 from specjax.models.attention import KV
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import quantise_weights
+from specjax.models.layers import arrange, quantise_weights
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
 from specjax.rules import Token
@@ -272,7 +272,7 @@ def outlined(cache):
     config = T5Config(64, 256, 32, 512, num_layers=1, num_decoder_layers=2, num_heads=8)
 
     def make():
-        module = quantise_weights(T5(config, rngs=nnx.Rngs(0)))
+        module = arrange(quantise_weights(T5(config, rngs=nnx.Rngs(0))), "cpu")
         module.int8_cache = cache
         return module
 
