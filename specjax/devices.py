@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 T = TypeVar("T")
 
@@ -62,9 +63,20 @@ def is_accelerator(tree: Any) -> bool:
     return device_of(tree).platform != "cpu"
 
 
-def input_first(platform: str) -> bool:
-    """Whether projections are stored (in, out) on this platform; see `layers.arrange`."""
-    return platform == "cpu"
+def input_first(platform: str, dtype: Any, shape: tuple[int, int]) -> bool:
+    """Whether a projection is stored (in, out) on this platform; see `layers.arrange`.
+
+    A CPU with units for its dtype reads a large weight of bfloat16 or int8 at the speed of memory
+    as the left factor of a product (`products.weight_first`), and so it stays (out, in). The limits
+    are where that is faster for 1 to 8 rows (`experiments/benchmark/products.md`).
+
+    Args:
+      shape: (out, in).
+    """
+    name, inputs = np.dtype(dtype).name, shape[1]
+    units = name in UNITS and cpu_multiplies(name)
+    left = units and inputs * shape[0] >= LARGE and (name == "int8" or inputs >= DEEP)
+    return platform == "cpu" and not left
 
 
 UNITS = {
@@ -73,8 +85,10 @@ UNITS = {
 }
 """Flags of /proc/cpuinfo, on x86 and ARM, of a processor with units for products of a dtype."""
 MIN_ROWS = 4
-"""Rows from which XLA's CPU backend uses them. For fewer rows it converts every number of the
-matrix, and takes up to three times as long."""
+"""Rows from which XLA's CPU backend uses them for an (in, out) matrix. For fewer rows it converts
+every number of the matrix, and takes up to three times as long."""
+LARGE, DEEP = 1 << 20, 1024
+"""Numbers of a weight, and inputs of one of bfloat16, from which it is a left factor."""
 
 
 @functools.cache

@@ -32,7 +32,7 @@ def make(name: str, *, dtype: str, weights: str, share: float = 1.0) -> Checkpoi
     abstract = nnx.eval_shape(
         lambda: arrange(
             t5.build(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(dtype)),
-            input_first=devices.input_first(devices.find().platform),
+            devices.find().platform,
         )
     )
     graphdef, shapes = nnx.split(abstract)

@@ -20,48 +20,33 @@ from jax import Array
 from rich.console import Console
 
 from specjax.measure import provenance, report
-from specjax.models import products
+from specjax.models import int8, products
 from specjax.support import command_line
 
 LAYER = {  # (inputs, outputs) of a decoder layer's matrices, the number of layers, and the head
     "parse": ([(256, 1536), (512, 256), (256, 512), (512, 256), (256, 3200), (1600, 256)], 6, 2048),
     "t5-base": ([(768, 2304), *3 * [(768, 768)], (768, 3072), (3072, 768)], 12, 32128),
     "smollm2": ([(576, 960), (576, 576), (576, 3072), (1536, 576)], 30, 49152),
+    "qwen2.5-0.5b": ([(896, 1152), (896, 896), (896, 9728), (4864, 896)], 24, 151936),
+    "qwen2.5-1.5b": ([(1536, 2048), (1536, 1536), (1536, 17920), (8960, 1536)], 28, 151936),
+}
+Form = Callable[[Array, Array, bool], Array]
+FORMS: dict[str, tuple[Any, Form, bool]] = {  # the dtype, the form, and whether it is (in, out)
+    "float32": (jnp.float32, products.product, True),
+    "bfloat16, x W": (jnp.bfloat16, products.product, True),
+    "bfloat16, W xᵀ": (jnp.bfloat16, products.product, False),
+    "int8, x W": (jnp.int8, int8.in_parts, True),
+    "int8, W xᵀ": (jnp.int8, int8.in_parts, False),
 }
 
 
-def _narrow(rows: Array, matrix: Array) -> Array:
-    return jnp.matmul(rows.astype(matrix.dtype), matrix).astype(rows.dtype)
-
-
-def _widened(rows: Array, matrix: Array) -> Array:
-    return jnp.matmul(rows, matrix.astype(rows.dtype))
-
-
-def _integers(rows: Array, matrix: Array) -> Array:
-    """Round the rows to int8 too, with a scale for each."""
-    scale = jnp.abs(rows).max(axis=1, keepdims=True) / 127
-    narrow = jnp.rint(rows / scale).astype(jnp.int8)
-    sums = jnp.matmul(narrow, matrix, preferred_element_type=jnp.int32)
-    return sums.astype(rows.dtype) * scale
-
-
-FORMS: dict[str, tuple[Any, Callable[[Array, Array], Array]]] = {
-    "float32": (jnp.float32, jnp.matmul),
-    "bfloat16, as products.py chooses": (jnp.bfloat16, products.product),
-    "bfloat16, sums too": (jnp.bfloat16, _narrow),
-    "bfloat16, widened": (jnp.bfloat16, _widened),
-    "int8, widened": (jnp.int8, _widened),
-    "int8, rows too": (jnp.int8, _integers),
-}
-
-
-def step(form: Callable[[Array, Array], Array], turns: int) -> Callable[..., Array]:
+def step(form: Form, input_first: bool, turns: int) -> Callable[..., Array]:
     """Compile a loop of steps in which each product depends on the one before."""
 
     def once(_, carried, rows, matrices):
         for matrix in matrices:
-            found = form(rows[:, : matrix.shape[0]] + carried[:, :1], matrix)
+            inputs = matrix.shape[0 if input_first else 1]
+            found = form(rows[:, :inputs] + carried[:, :1], matrix, input_first)
             carried = 0.5 * carried + 1e-3 * found[:, :8]
         return carried
 
@@ -77,16 +62,18 @@ def step(form: Callable[[Array, Array], Array], turns: int) -> Callable[..., Arr
 def main(_) -> None:
     args, rng, inner = flags.FLAGS, np.random.default_rng(0), 5
     layer, layers, vocabulary = LAYER[args.shapes]
+    layers = min(layers, args.layers or layers)
     shapes = [*layers * layer, (layer[0][0], vocabulary)]
-    floats = [rng.normal(size=shape).astype(np.float32) * shape[0] ** -0.5 for shape in shapes]
+    floats = [rng.standard_normal(shape, np.float32) * shape[0] ** -0.5 for shape in shapes]
     counts = [int(count) for count in args.rows]
     runs = {}
-    for name, (dtype, form) in FORMS.items():
+    for name, (dtype, form, input_first) in FORMS.items():
         factor = 400 if dtype == jnp.int8 else 1
-        matrices = [jnp.asarray(np.rint(factor * x) if factor > 1 else x, dtype) for x in floats]
+        stored = [x if input_first else x.T for x in floats]
+        matrices = [jnp.asarray(np.rint(factor * x) if factor > 1 else x, dtype) for x in stored]
         for count in counts:
             rows = jnp.asarray(rng.normal(size=(count, max(s[0] for s in shapes))), jnp.float32)
-            call = step(form, inner)
+            call = step(form, input_first, inner)
             call(rows, matrices).block_until_ready()  # compiles
             runs[name, count] = (call, rows, matrices)
     least = dict.fromkeys(runs, np.inf)
@@ -106,6 +93,7 @@ def main(_) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_enum("shapes", "parse", list(LAYER), "The decoder whose matrices are multiplied.")
+    flags.DEFINE_integer("layers", 0, "Layers at most; 0: all of the decoder.", lower_bound=0)
     flags.DEFINE_list("rows", ["1", "2", "4", "8", "11", "16"], "Numbers of rows.")
     flags.DEFINE_integer("turns", 8, "Runs of each form.", lower_bound=1)
     command_line.run(main, __doc__)

@@ -130,7 +130,7 @@ def make_model(
     if isinstance(model, T5):
         look_around(model)
     if small is not None:
-        grow(arrange(small.model.module(), input_first=False), model)
+        grow(arrange(small.model.module(), platform=None), model)
     return nnx.split(model)
 
 

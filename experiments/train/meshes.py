@@ -82,7 +82,7 @@ def placed(
       ordered: the module was loaded on this mesh. Otherwise each process has all of it, with rows
         in a checkpoint's order.
     """
-    module = sharding.split(arrange(module, input_first=False), placement)
+    module = sharding.split(arrange(module, platform=None), placement)
     order = {} if ordered else sharding.order(module, placement)
     specs, found = sharding.specs(module, placement), []
     graphdef, params = nnx.split(module)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from specjax import devices
 from specjax.checkpoints.families import Family
 from specjax.checkpoints.gguf_files import is_gguf, way_out
 from specjax.checkpoints.tensors import Tensor, Turned, Unread, read_into, read_rounded, read_scales
@@ -38,13 +37,12 @@ def without_params(
     mixed = platform == "cpu" and dtype == jnp.bfloat16
 
     def build() -> nnx.Module:
-        module = arrange(
-            family.build(config, rngs=nnx.Rngs(0), dtype=jnp.float32 if mixed else dtype),
-            input_first=devices.input_first(platform),
-        )
+        module = family.build(config, rngs=nnx.Rngs(0), dtype=jnp.float32 if mixed else dtype)
         if weights:
-            return quantise_weights(module)
-        return narrow_weights(module, dtype) if mixed else module
+            quantise_weights(module)
+        elif mixed:
+            narrow_weights(module, dtype)
+        return arrange(module, platform)
 
     module: Any = nnx.eval_shape(build)
     if cache:

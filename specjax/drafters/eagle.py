@@ -453,12 +453,13 @@ def _without_params(config: EagleConfig, target: Checkpoint, dtype: Any) -> Netw
         raise ValueError(
             f"cross=True: {target.name} has no encoder whose output could be read; set cross=False."
         )
-    first = devices.input_first(devices.device_of(target.model).platform)
+    platform = devices.device_of(target.model).platform
 
     def build() -> Network:
-        network = arrange(_network(config, target, 0, dtype), input_first=first)
-        mixed = module.matrix_dtype != module.dtype == dtype
-        return narrow_weights(network, module.matrix_dtype) if mixed else network
+        network = _network(config, target, 0, dtype)
+        if module.matrix_dtype != module.dtype == dtype:
+            narrow_weights(network, module.matrix_dtype)
+        return arrange(network, platform)
 
     return nnx.eval_shape(build)
 
@@ -564,8 +565,8 @@ def fresh(
         scale = jnp.array(module.final_norm.scale[...], jnp.float32)
         network.norm.scale.set_value(scale + getattr(module.final_norm, "offset", 0.0))
         network.head.weight.set_value(jnp.array(head_rows(module)[ids], jnp.float32))
-    first = devices.input_first(devices.device_of(target.model).platform)
-    return _of(target, arrange(network, input_first=first), ids if version == 3 else None)
+    network = arrange(network, devices.device_of(target.model).platform)
+    return _of(target, network, ids if version == 3 else None)
 
 
 def default_taps(layers: int) -> tuple[int, ...]:

@@ -11,8 +11,9 @@ from jax import Array
 
 from specjax import devices
 from specjax.models.attention import KV, compact, empty
-from specjax.models.layers import project, unfused
+from specjax.models.layers import project
 from specjax.models.packing import Packing
+from specjax.models.products import kept
 from specjax.types import Inputs, Layout
 
 
@@ -185,7 +186,7 @@ class Decoder(nnx.Module):
         logits = project(hidden, head, self.input_first, wide, scale, self.split)
         if head.dtype != jnp.bfloat16:
             return logits
-        return devices.by_platform(logits, cpu=unfused, accelerator=lambda logits: logits)
+        return devices.by_platform(logits, cpu=kept, accelerator=lambda logits: logits)
 
     def embed(self, tokens: Array) -> Array:
         """Embed ids: (B, K) → (B, K, E). A tied embedding has the head's layout."""

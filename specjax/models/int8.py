@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from specjax import devices
+from specjax.models import products
 
 LARGEST = 127
 BLOCK = 1 << 20  # weights that a CPU widens at once
@@ -78,7 +79,7 @@ def product(
     def by_blocks(rows, weight):
         """Multiply some output channels at a time, which stay in the processor's cache."""
         if devices.cpu_multiplies("int8") and not split:  # a scale would be a collective
-            return in_parts(rows, weight if input_first else weight.T).astype(wide)
+            return in_parts(rows, weight, input_first).astype(wide)
         blocks = -(-weight.size // BLOCK)
         if split or blocks == 1:
             return times(rows, late(weight, rows, first_row if split else first))
@@ -98,8 +99,8 @@ def product(
     return sums * scale[None, :].astype(wide)
 
 
-def in_parts(rows: Array, weight: Array) -> Array:
-    """Multiply rows (M, in) by an int8 weight (in, out) in integers: (M, out) float32.
+def in_parts(rows: Array, weight: Array, input_first: bool) -> Array:
+    """Multiply rows (M, in) by an int8 weight in integers: (M, out) float32.
 
     A row is two int8 parts, x = coarse · s + fine · s/254 with s = max |x| / 127, up to
     max |x| / 64,516. Both parts are rows of one product, whose int32 sums are exact; so a row's
@@ -112,8 +113,11 @@ def in_parts(rows: Array, weight: Array) -> Array:
     # Both parts of a row lie side by side, so that rows of several devices stay where they are.
     count, width = rows.shape
     parts = jnp.stack([coarse, fine], axis=1).astype(jnp.int8).reshape(2 * count, width)
-    missing = max(0, devices.MIN_ROWS - len(parts))
-    padded = jnp.pad(parts, ((0, missing), (0, 0))) if missing else parts
+    if not input_first:
+        sums = jax.lax.optimization_barrier(products.weight_first(parts, weight, jnp.int32))
+        pairs = sums.astype(jnp.float32).reshape(-1, count, 2)
+        return products.kept(pairs[..., 0] + pairs[..., 1] / (2 * LARGEST)).T * scale
+    padded = products.filled(parts, devices.MIN_ROWS)
     sums = jnp.matmul(padded, weight, preferred_element_type=jnp.int32)[: 2 * count]
     apart = sums.astype(jnp.float32).reshape(count, 2, -1)
     return (apart[:, 0] + apart[:, 1] / (2 * LARGEST)) * scale

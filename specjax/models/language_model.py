@@ -56,7 +56,7 @@ class LanguageModel:
             the module for it.
         """
         platform = platform or devices.device_of(nnx.state(module)).platform
-        module = arrange(nnx.clone(module), input_first=devices.input_first(platform))
+        module = arrange(nnx.clone(module), platform)
         graphdef, params = nnx.split(module)
         size = module.vocab_size  # type: ignore[attr-defined]
         pure = nnx.to_pure_dict(params)

@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from specjax import devices
 from specjax.models import int8, products
 
 M = TypeVar("M", bound=nnx.Module)
@@ -98,33 +99,29 @@ def project(
         out = int8.product(rows, weight, scale[...], input_first, split)
         out = out.astype(dtype or x.dtype)
     else:
-        out = products.product(rows, weight if input_first else weight.T, dtype)
+        out = products.product(rows, weight, input_first, dtype)
     return out.reshape(*x.shape[:-1], -1)
 
 
-def unfused(logits: Array) -> Array:
-    """Keep XLA on a CPU from fusing the softmax of logits with the product that makes them.
-
-    With a large bfloat16 matrix and 40 rows or more that fusion takes far longer. Rounding to the
-    dtype's own precision changes nothing and ends it. An `optimization_barrier` is removed too
-    early.
-    """
-    info = jnp.finfo(logits.dtype)
-    return jax.lax.reduce_precision(logits, info.nexp, info.nmant)
-
-
-def arrange(module: M, input_first: bool) -> M:
-    """Turn all projections of a module in place, one at a time, and return it.
+def arrange(module: M, platform: str | None) -> M:
+    """Turn projections of a module in place, one at a time, and return it.
 
     XLA's CPU backend multiplies up to five rows by an (in, out) matrix in the time of one row. It
-    takes longer if the matrix is (out, in). The layout so makes verifying γ+1 tokens as cheap as
-    decoding one (docs/performance.md).
+    takes longer if the matrix is (out, in) and the second factor. The layout so makes verifying γ+1
+    tokens as cheap as decoding one (docs/performance.md).
+
+    Args:
+      platform: "cpu", "gpu" or "tpu", for which `devices.input_first` chooses the layout of each
+        weight; None: all get that of a checkpoint, (out, in).
     """
     for _, layer in nnx.iter_graph(module):
-        if getattr(layer, "input_first", input_first) != input_first:
+        if hasattr(layer, "input_first"):
             turned = layer.turned_weight()
-            turned.set_value(turned[...].T)
-            layer.input_first = input_first
+            shape = turned.shape[::-1] if layer.input_first else turned.shape
+            first = platform is not None and devices.input_first(platform, turned.dtype, shape)
+            if layer.input_first != first:
+                turned.set_value(turned[...].T)
+                layer.input_first = first
     return module
 
 

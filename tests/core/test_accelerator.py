@@ -143,7 +143,7 @@ def test_logits_of_short_weights_are_float32(dtype, turned, tied):
     config = GPTConfig(
         301, 16, 64, 0, 2, tie_word_embeddings=tied, bos_token_id=1, pad_token_id=0
     )  # fmt: skip
-    module = arrange(GPT(config, rngs=nnx.Rngs(0), dtype=dtype), input_first=turned)
+    module = arrange(GPT(config, rngs=nnx.Rngs(0), dtype=dtype), "cpu" if turned else None)
     hidden = (10 * jax.random.normal(jax.random.key(0), (2, 3, 64))).astype(dtype)
     logits = module.logits(hidden)
     assert logits.dtype == jnp.float32

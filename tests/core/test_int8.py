@@ -272,7 +272,7 @@ def outlined(cache):
     config = T5Config(64, 256, 32, 512, num_layers=1, num_decoder_layers=2, num_heads=8)
 
     def make():
-        module = quantise_weights(arrange(T5(config, rngs=nnx.Rngs(0)), input_first=True))
+        module = arrange(quantise_weights(T5(config, rngs=nnx.Rngs(0))), "cpu")
         module.int8_cache = cache
         return module
 

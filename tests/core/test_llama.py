@@ -54,7 +54,7 @@ def test_logits_are_those_of_transformers(name, tmp_path, tokens):
 @pytest.mark.parametrize("name", ["llama3", "qwen2"])
 def test_the_layout_of_an_accelerator_gives_the_same_logits(name, tmp_path, tokens, monkeypatch):
     """`arrange` turns projections on a CPU; here they are (out, in)."""
-    monkeypatch.setattr(devices, "input_first", lambda platform: False)
+    monkeypatch.setattr(devices, "input_first", lambda *_: False)
     untouched = load_variant(name, tmp_path)
     assert not untouched.module().input_first
     np.testing.assert_allclose(uncached(untouched, tokens), REFERENCE[name], rtol=0, atol=1e-4)

@@ -84,7 +84,7 @@ def test_a_rejected_block_leaves_no_trace(model, tokens):
 
 def test_a_position_depends_on_all_tokens_up_to_it_and_on_none_after(model):
     """With distinct tokens, the gradient by a row of the embedding is that by one position."""
-    module = arrange(model.module(), input_first=False)
+    module = arrange(model.module(), platform=None)
     tokens, start = jnp.arange(8, dtype=jnp.int32)[None, :], jnp.zeros((1,), jnp.int32)
     graphdef, params = nnx.split(module)
 

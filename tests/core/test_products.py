@@ -10,7 +10,7 @@ from specjax import devices, sampling
 from specjax.checkpoints import load
 from specjax.models import int8, llama, products
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import narrow_weights
+from specjax.models.layers import narrow_weights, quantise_weights
 from specjax.models.memory import dtype_of
 from tests.helpers import t5_variants
 
@@ -29,11 +29,13 @@ def factors(count: int, width: int = 96, outputs: int = 40):
     return rows, jax.random.normal(keys[1], (width, outputs), jnp.float32).astype(jnp.bfloat16)
 
 
+@pytest.mark.parametrize("input_first", [True, False])
 @pytest.mark.parametrize("count", [1, 3, 17])
-def test_the_factors_are_bfloat16_and_the_sums_float32(units, count):
+def test_the_factors_are_bfloat16_and_the_sums_float32(units, count, input_first):
     """Every form gives the product of the rounded factors, for any number of rows."""
     rows, matrix = factors(count)
-    found = jax.jit(products.product)(rows, matrix)
+    stored = matrix if input_first else matrix.T
+    found = jax.jit(products.product, static_argnums=2)(rows, stored, input_first)
     exact = np.float64(rows.astype(jnp.bfloat16)) @ np.float64(matrix)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4)
@@ -44,21 +46,56 @@ def test_the_factors_are_bfloat16_and_the_sums_float32(units, count):
 def test_a_row_does_not_depend_on_the_rows_beside_it(units):
     """The added rows are zeros, and a pass of several positions multiplies as one of one does."""
     rows, matrix = factors(6)
-    together = products.product(rows, matrix)
-    alone = jnp.concatenate([products.product(row[None], matrix) for row in rows])
+    together = products.product(rows, matrix, True)
+    alone = jnp.concatenate([products.product(row[None], matrix, True) for row in rows])
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
 
 
 def test_few_rows_are_filled_up_where_there_are_units(units):
     rows, matrix = factors(1)
-    text = jax.jit(products.product).lower(rows, matrix).as_text()
-    assert ("pad" in text) == units
+    for stored, input_first, count in ((matrix, True, 4), (matrix.T, False, 2)):
+        program = jax.jit(products.product, static_argnums=2).lower(rows, stored, input_first)
+        assert (f"tensor<{count}x96xbf16>" in program.as_text()) == units
+
+
+def test_a_large_narrow_weight_is_the_left_factor(units, monkeypatch):
+    """Where there are units: it stays (out, in), and XLA's program multiplies it from the left."""
+    monkeypatch.setattr(devices, "LARGE", 1500)
+    monkeypatch.setattr(devices, "DEEP", 24)
+    module = llama.Llama(llama.LlamaConfig(64, 24, 48, 1, 4), rngs=nnx.Rngs(0))
+    for narrowed in (
+        narrow_weights(nnx.clone(module), jnp.bfloat16),
+        quantise_weights(nnx.clone(module)),
+    ):
+        laid = LanguageModel.of(narrowed, platform="cpu").module()
+        assert laid.input_first != units  # 64 · 24 numbers
+        assert laid.layers[0].attention.output.input_first  # 24 · 24
+        assert LanguageModel.of(narrowed, platform="gpu").module().input_first is False
+    assert LanguageModel.of(module, platform="cpu").module().input_first
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
+def test_a_left_factor_stays_one(on_cpu, dtype, monkeypatch):
+    """XLA rewrites a product whose result is transposed at once, and then widens the weight."""
+    monkeypatch.setattr(devices, "cpu_multiplies", lambda _: True)
+    rows = jnp.ones((3, 256))
+    weight = jnp.ones((512, 256), dtype)
+
+    def apply(rows, weight):
+        if dtype == jnp.int8:
+            return int8.in_parts(rows, weight, False)
+        return products.product(rows, weight, False)
+
+    options = {"xla_backend_optimization_level": 2, "xla_llvm_disable_expensive_passes": False}
+    text = jax.jit(apply, compiler_options=options).lower(rows, weight).compile().as_text()
+    assert "f32[512,256]" not in text
+    assert "f32[256,512]" not in text
 
 
 def test_float32_matrices_are_multiplied_in_float32(units):
     rows, matrix = factors(3)
     wide = matrix.astype(jnp.float32)
-    np.testing.assert_array_equal(products.product(rows, wide), jnp.matmul(rows, wide))
+    np.testing.assert_array_equal(products.product(rows, wide, True), jnp.matmul(rows, wide))
 
 
 def test_on_a_cpu_matrices_alone_are_bfloat16(tmp_path):
@@ -128,8 +165,10 @@ def test_int8_products_are_those_of_the_widened_weight(units, count, input_first
 def test_in_integers_a_row_does_not_depend_on_the_rows_beside_it():
     """Sums of integers are exact in any order, so the bits are the same."""
     rows, weight, _ = int8_factors(6)
-    alone = [int8.in_parts(row[None], weight) for row in rows]
-    np.testing.assert_array_equal(int8.in_parts(rows, weight), jnp.concatenate(alone))
+    for stored, first in ((weight, True), (weight.T, False)):
+        alone = [int8.in_parts(row[None], stored, first) for row in rows]
+        found = int8.in_parts(rows, stored, first)
+        np.testing.assert_array_equal(found, jnp.concatenate(alone))
 
 
 def test_one_part_would_be_seen():

@@ -238,7 +238,7 @@ def test_a_query_sees_no_stale_slot(model, sources, tokens):
 def test_the_layout_of_an_accelerator_gives_the_same_logits(name, tmp_path, monkeypatch):
     """`arrange` turns projections on a CPU; here they stay as the files have them."""
     variant = t5_variants.VARIANTS[name]
-    monkeypatch.setattr(devices, "input_first", lambda platform: False)
+    monkeypatch.setattr(devices, "input_first", lambda *_: False)
     untouched = load_variant(name, tmp_path)
     assert not untouched.module().input_first
     logits = uncached(untouched, *map(jnp.asarray, t5_variants.inputs(variant)))

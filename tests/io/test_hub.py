@@ -79,7 +79,7 @@ class Elsewhere:
 
 def stored_embedding(checkpoint):
     """As the files have it, (V, E)."""
-    return arrange(checkpoint.model.module(), input_first=False).embedding[...]
+    return arrange(checkpoint.model.module(), platform=None).embedding[...]
 
 
 def assert_same_params(a, b):
@@ -91,7 +91,7 @@ def assert_same_params(a, b):
 
 def test_fused_parameters_hold_the_parts_in_order(tmp_path):
     module = load(t5_variants.write(tmp_path, V1_1)).model.module()
-    arrange(module, input_first=False)
+    arrange(module, platform=None)
     stored = t5_variants.tensors(V1_1)
     layer = module.decoder[1]
     for fused, place, parts in (
@@ -772,7 +772,7 @@ def test_both_spellings_of_scalings(llama_directory, name):
 
 def test_the_fused_parameters_of_a_llama_hold_the_parts_in_order(tmp_path):
     module = load(llama_variants.write(tmp_path, QWEN2)).model.module()
-    arrange(module, input_first=False)
+    arrange(module, platform=None)
     stored, place = llama_variants.tensors(QWEN2), "model.layers.1"
     attention, feed_forward = module.layers[1].attention, module.layers[1].feed_forward
     for fused, names in (
