@@ -116,7 +116,7 @@ def run_in(group: Group, args, config) -> None:
         return
     with contextlib.ExitStack() as held:
         for file, flag in outputs.places(args, config):
-            outputs.check_place(file, flag, args, config)
+            outputs.check_place(file, flag, args, config.target, config.draft)
             own = file if group.count == 1 or together else processes.part(file, group.index)
             held.enter_context(files.only_writer(own))
         outputs.check_resumes(args, config, texts, lines)

@@ -31,22 +31,22 @@ def places(args, config) -> list[tuple[pathlib.Path, str]]:
     return [(pathlib.Path(name), flag) for flag, name in named.items() if name]
 
 
-def check_place(file: pathlib.Path, flag: str, args, config) -> None:
+def check_place(file: pathlib.Path, flag: str, args, target: str, *drafts: str) -> None:
     """Raise ValueError if a file cannot be written, is no regular file, or is one that is read."""
     if not file.name:
         raise ValueError(f"--{flag}={file} names no file: name one.")
     files.check_regular(file, f"--{flag}={file}")
     files.check_regular(mark_of(file))
     command_line.make_workdir(str(file.parent), flag=flag)
-    read = {"input": args.input, "settings": args.settings}
-    models = {"config.target": config.target, "config.draft": config.draft}
-    for of, source in (read | models).items():
+    read = ("input", args.input or "-"), ("settings", args.settings)
+    models = ("config.target", target), *(("config.draft", name) for name in drafts)
+    for of, source in (*read, *models):
         quoted = re.findall(r"['\"](.*?)['\"]", source) if of == "config.draft" else []
         for place in (source, *quoted):
             if of != flag:
                 command_line.check_apart(file, place, flag, of)
                 command_line.check_apart(mark_of(file), place, flag, of)
-            if of in models and weights.holds(pathlib.Path(place), file):
+            if (of, source) in models and weights.holds(pathlib.Path(place), file):
                 raise ValueError(
                     f"--{flag} would write to {file}, which is a file of --{of}={place}: name "
                     "another."

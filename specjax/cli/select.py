@@ -57,7 +57,7 @@ def main(_) -> None:
     if args.workdir:
         results = open_results(args.workdir, config, drafts, texts, source=args.input or "-")
     if args.settings:
-        outputs.check_place(pathlib.Path(args.settings), "settings", args.input or "-")
+        outputs.check_place(pathlib.Path(args.settings), "settings", args, config.target, *drafts)
     if busy := doubts.busy_before(doubts.load_average()):
         command_line.say(busy)
     candidates = measure(config, drafts, texts, results)

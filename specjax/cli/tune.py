@@ -37,7 +37,8 @@ def main(_) -> None:
     config.method = "speculative"
     pairs.check(config)
     if args.settings:
-        outputs.check_place(pathlib.Path(args.settings), "settings", args, config)
+        file = pathlib.Path(args.settings)
+        outputs.check_place(file, "settings", args, config.target, config.draft)
     texts = inputs.read_texts(args.input, config.target)
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")

@@ -520,8 +520,9 @@ def test_command(command, pair, tmp_path, monkeypatch):
     for heading in ("draft", "α", "agree", "predicted", "memory", "plain decoding"):
         assert heading in first.stdout
     monkeypatch.setattr(checkpoints, "load", None)  # nothing is left to measure
-    again = run()
+    again = run(f"--settings={tmp_path / 'settings.json'}")
     assert (again.status, again.stdout) == (0, first.stdout)
+    assert specjax.Settings.load(tmp_path / "settings.json").gamma == said.settings.gamma
     other = run("--config.seed=1")
     assert other.status == 1
     assert "holds rows of another command" in other.stderr
@@ -544,6 +545,13 @@ def test_errors_in_one_line(command, flag, words):
     (line,) = outcome.stderr.splitlines()
     assert line.startswith("error: ")
     assert words in line
+
+
+def test_settings_never_replace_a_file_that_is_read(command, tmp_path):
+    given = f"--settings={tmp_path / 'in.txt'}"
+    outcome = command("--config.target=t5-base", "--config.drafts=lookup", given)
+    assert "which is the file of --input=" in outcome.stderr
+    assert (tmp_path / "in.txt").read_text() == "\n".join(TEXTS)
 
 
 def test_names():
