@@ -75,6 +75,7 @@ def run(
             jax.config.update("jax_compilation_cache_dir", None)
     stdout, stderr = capsys.readouterr()
     lines = stderr.splitlines(keepends=True)
+    lines = [line for line in lines if line != "loading specjax …\n"]  # the first command says it
     progress = [line for line in lines if line.startswith(PROGRESS)]
     said = "".join(line for line in lines if line not in progress)
     return Outcome(status, stdout, said, [line.rstrip() for line in progress])
