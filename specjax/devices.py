@@ -68,7 +68,7 @@ def input_first(platform: str, dtype: Any, shape: tuple[int, int]) -> bool:
 
     A CPU with units for its dtype reads a large weight of bfloat16 or int8 at the speed of memory
     as the left factor of a product (`products.weight_first`), and so it stays (out, in). The limits
-    are where that is faster for 1 to 8 rows (`experiments/benchmark/products.md`).
+    are where that is faster for 1 to 4 rows (`experiments/benchmark/products.md`).
 
     Args:
       shape: (out, in).

@@ -114,11 +114,14 @@ def arrange(module: M, platform: str | None) -> M:
       platform: "cpu", "gpu" or "tpu", for which `devices.input_first` chooses the layout of each
         weight; None: all get that of a checkpoint, (out, in).
     """
+    # Rows are as wide as norms, biases and scales; in bfloat16 they are multiplied as x W.
+    wide = any(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(nnx.state(module)))
     for _, layer in nnx.iter_graph(module):
         if hasattr(layer, "input_first"):
             turned = layer.turned_weight()
             shape = turned.shape[::-1] if layer.input_first else turned.shape
-            first = platform is not None and devices.input_first(platform, turned.dtype, shape)
+            dtype = turned.dtype if wide else jnp.float32
+            first = platform is not None and devices.input_first(platform, dtype, shape)
             if layer.input_first != first:
                 turned.set_value(turned[...].T)
                 layer.input_first = first

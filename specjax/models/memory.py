@@ -65,10 +65,13 @@ def _held(leaf: Any) -> tuple[int, ...]:
 
 
 def dtype_of(tree: Any) -> np.dtype:
-    """A model's narrowest floats: the dtype of its matrices, unless they are int8."""
+    """A model's narrowest floats: the dtype of its matrices, unless they are int8.
+
+    float32 where it has none, as a model of your own may.
+    """
     dtypes = {leaf.dtype for leaf in _arrays(tree)}
     floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
-    return np.dtype(min(floats, key=lambda dtype: dtype.itemsize))
+    return np.dtype(min(floats, key=lambda dtype: dtype.itemsize, default=jnp.float32))
 
 
 def memory_free(device: jax.Device | None = None) -> int | None:

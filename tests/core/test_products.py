@@ -59,7 +59,7 @@ def test_few_rows_are_filled_up_where_there_are_units(units):
 
 
 def test_a_large_narrow_weight_is_the_left_factor(units, monkeypatch):
-    """Where there are units: it stays (out, in), and XLA's program multiplies it from the left."""
+    """Where there are units it stays (out, in), beside rows of float32."""
     monkeypatch.setattr(devices, "LARGE", 1500)
     monkeypatch.setattr(devices, "DEEP", 24)
     module = llama.Llama(llama.LlamaConfig(64, 24, 48, 1, 4), rngs=nnx.Rngs(0))
@@ -71,7 +71,9 @@ def test_a_large_narrow_weight_is_the_left_factor(units, monkeypatch):
         assert laid.input_first != units  # 64 · 24 numbers
         assert laid.layers[0].attention.output.input_first  # 24 · 24
         assert LanguageModel.of(narrowed, platform="gpu").module().input_first is False
-    assert LanguageModel.of(module, platform="cpu").module().input_first
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), nnx.state(module))
+    for rows_too in (module, nnx.merge(nnx.graphdef(module), narrow)):
+        assert LanguageModel.of(rows_too, platform="cpu").module().input_first
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
