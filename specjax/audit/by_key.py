@@ -72,7 +72,7 @@ def _outputs(draw, table: Table, dtype: str, keys) -> np.ndarray:
         raise Fault(f"emits {count.min()} to {count.max()} tokens; a round has 1 to {most}")
     counts = np.arange(most) < count[:, None]
     _valid(tokens[counts], table.size)
-    return np.where(counts, tokens, -1)
+    return np.where(counts, tokens.astype(np.int64), -1)
 
 
 def _drawer(function, size: int, gamma: int):

@@ -168,7 +168,8 @@ class Random:
                 chances = chances / chances.sum() if chances.any() else chances
             return values[index]
 
-        return np.array([draw() for _ in np.ndindex(shape)]).reshape(shape)[()]
+        drawn = np.array([draw() for _ in np.ndindex(shape)])
+        return drawn.reshape(shape + values.shape[1:])[()]
 
     def multinomial(self, n: int, pvals: Any) -> np.ndarray:
         """Count n draws with probabilities."""
