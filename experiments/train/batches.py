@@ -8,7 +8,7 @@ little padding, and only as many shapes are compiled as there are buckets.
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -78,12 +78,17 @@ def encode(
         for source, ids in zip(sources, _ids(tokenizer, texts, marks=False), strict=True):
             # Training puts the start token before every target; a chat template has written it.
             begun = ids[ids[:1] == [tokenizer.bos_token_id] :]
-            while len(begun) > 1 and begun[-2] in ends:
+            # A chat template may write space, or a second end, behind the end of the last turn.
+            while begun[-2:-1] and begun[-2] in ends and _is_rest(tokenizer, begun[-1], ends):
                 begun.pop()
             if not begun or begun[-1] not in ends:  # a chat template may have written it
                 begun.append(end)
             pairs.append(Pair(np.array(source, np.int32), np.array(begun, np.int32)))
     return pairs
+
+
+def _is_rest(tokenizer, last: int, ends: Collection[int]) -> bool:
+    return last in ends or not tokenizer.decode([last]).strip()
 
 
 def _ids(tokenizer, texts: list[str], *, marks: bool = True) -> list[list[int]]:

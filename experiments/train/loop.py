@@ -260,16 +260,21 @@ def _restored(manager: ocp.CheckpointManager, like: Any) -> tuple[int, Any]:
     for step in sorted(manager.all_steps(), reverse=True):
         try:
             found = manager.restore(step, args=ocp.args.StandardRestore(like))
+        except (MemoryError, PermissionError):
+            raise
         except Exception as error:  # of orbax and tensorstore, of many kinds
             damaged[step] = str(error).strip().split("\n")[0][:200]
             continue
         for other, reason in damaged.items():
+            numbers = ("", *map("-{}".format, range(1, 100)))
+            names = (f"{other}.damaged{number}" for number in numbers)
+            free = next(name for name in names if not (place / name).exists())
             command_line.say(
                 f"The checkpoint {place / str(other)} cannot be read ({reason}). It is renamed to "
-                f"{other}.damaged, and the run goes on from step {step}."
+                f"{free}, and the run goes on from step {step}."
             )
             if not jax.process_index():
-                (place / str(other)).rename(place / f"{other}.damaged")
+                (place / str(other)).rename(place / free)
         if damaged:
             manager.reload()
         return step, found

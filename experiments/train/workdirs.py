@@ -26,8 +26,8 @@ def claim(
     """Check that a workdir is a run's of these settings, or free, and return a function that
     writes config.json. Call it when everything else is checked.
 
-    A start that failed before it made anything holds nothing. Nor does a checkpoint that was being
-    written when the run ended.
+    A start of the same kind that failed before it made anything holds nothing. Nor does a
+    checkpoint that was being written when the run ended.
 
     Args:
       may_grow: fields that may be larger when a run is continued.
