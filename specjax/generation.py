@@ -271,7 +271,7 @@ def _decode(
         eager=eager,
         every=every,
     )
-    if settings is not None:
+    if settings is not None and len(texts):
         rows = min(batch_size, len(texts) * samples)
         used = decoding.conditions(method, target, draft, rows, max_new_tokens)
         settings.warn_of_other_use(used)

@@ -237,6 +237,7 @@ def _config(found: GGUF) -> dict[str, Any]:
         if value is not None:
             raw[name] = None if name in CAPS and value == 0 else value
     check_sizes(raw, other=OTHER)
+    check_fields(raw)
     rows = there[EMBEDDING].shape[0] if EMBEDDING in there else 0
     tokens = fields.get(TOKENS, ())
     if not isinstance(tokens, list | tuple) or len(tokens) not in ((rows,) if tokens else (0,)):
@@ -271,7 +272,7 @@ def _keys(given: str) -> list[str]:
 
 def _stored(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata of an architecture; what is equal in all layers is one value."""
-    layers, found = fields.get(f"{kind}.block_count"), {}
+    layers, found = _plain(fields.get(f"{kind}.block_count")), {}
     for key, value in fields.items():
         if not key.startswith(f"{kind}."):
             continue

@@ -162,7 +162,11 @@ def chat_prompt(
     if not has_template(tokenizer):
         raise ValueError(f"{name} has no chat template: take a model that was made to chat.")
     fields = {"add_generation_prompt": not fields.get("continue_final_message")} | fields
-    turns = [{key: value for key, value in turn.items() if value is not None} for turn in messages]
+    # A template may ask whether a content is none, beside tool calls.
+    turns = [
+        {key: value for key, value in turn.items() if value is not None or key == "content"}
+        for turn in messages
+    ]
     try:
         if fields["add_generation_prompt"] and fields.get("continue_final_message"):
             raise ValueError("continue_final_message and add_generation_prompt exclude each other")

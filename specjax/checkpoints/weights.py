@@ -82,8 +82,9 @@ def holds(directory: Path, file: Path) -> bool:
     inside, at = os.path.realpath(directory), os.path.realpath(file)
     if t5x_files.is_checkpoint(directory):
         return at.startswith(f"{inside}{os.sep}")
-    known = any(fnmatch.fnmatchcase(file.name, pattern) for pattern in MODEL_FILES)
-    return known and os.path.dirname(at) == inside
+    place, name = os.path.split(at)
+    patterns = (*MODEL_FILES, "*.[gG][gG][uU][fF]")
+    return place == inside and any(fnmatch.fnmatchcase(name, one) for one in patterns)
 
 
 def wanted(files: Iterable[str]) -> list[str]:

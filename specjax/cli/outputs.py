@@ -42,7 +42,7 @@ def check_place(file: pathlib.Path, flag: str, args, target: str, *drafts: str) 
     models = ("config.target", target), *(("config.draft", name) for name in drafts)
     for of, source in (*read, *models):
         quoted = re.findall(r"['\"](.*?)['\"]", source) if of == "config.draft" else []
-        for place in (source, *quoted):
+        for place in filter(None, (source, *quoted)):
             if of != flag:
                 command_line.check_apart(file, place, flag, of)
                 command_line.check_apart(mark_of(file), place, flag, of)

@@ -56,7 +56,7 @@ def check(config) -> None:
     if is_chain(config) and with_draft(config) and "settings" not in config:  # whose γ may be 0
         whole("gamma", config.gamma, f"[1, {MAX_GAMMA}]")
     for name in ("max_new_tokens", "batch_size", "samples"):
-        whole(name, config[name], "[1, ∞)")
+        whole(name, getattr(config, name), "[1, ∞)")
     whole("max_source_len", config.max_source_len, "[0, ∞)", "0: the target's own limit")
 
 

@@ -47,7 +47,7 @@ def conditions(
 
 
 def _model(name: str, parameters: Any) -> str:
-    count = sum(leaf.size for leaf in jax.tree.leaves(parameters))
+    count = sum(np.size(leaf) for leaf in jax.tree.leaves(parameters))
     return f"{short(name)} with {count:,} numbers"
 
 

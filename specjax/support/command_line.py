@@ -116,7 +116,8 @@ def framed() -> Iterator[None]:
         except OSError as error:
             if "--debug" in sys.argv or not of_output(error):
                 raise
-            with contextlib.suppress(OSError):  # else Python complains when it flushes at exit
+            # Else Python complains when it flushes at exit. A closed output is None.
+            with contextlib.suppress(OSError, AttributeError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if isinstance(error, BrokenPipeError):  # the reader has closed it: as Unix tools do
                 sys.exit(128 + signal.SIGPIPE)

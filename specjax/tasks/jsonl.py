@@ -21,9 +21,7 @@ def load(path: str | os.PathLike) -> list[Example]:
     path = pathlib.Path(path)
     if not path.is_file():
         raise ValueError(f"no such file: {path}")
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{path} has more than {MAX_BYTES:,} bytes: take fewer pairs.")
-    objects = files.json_objects(path.read_bytes(), path, WAY_OUT)
+    objects = files.json_objects(files.read_limited(path, MAX_BYTES), path, WAY_OUT)
     pairs = [_example(row, place) for place, row in objects]
     if not pairs:
         raise ValueError(f"{path} has no pairs. {WAY_OUT}")

@@ -71,8 +71,8 @@ ASKED = f"{EOS}[user]\na\n"
         ({"add_generation_prompt": False}, ASKED),
         ({"continue_final_message": True}, f"{EOS}[user]\na"),
         *(
-            ({"messages": [CALL | content]}, f"{EOS}[assistant]\n[{{'id': 7}}]\n[assistant]")
-            for content in ({}, {"content": None})
+            ({"messages": [CALL | content]}, f"{EOS}[assistant]\n{said}[{{'id': 7}}]\n[assistant]")
+            for content, said in (({}, ""), ({"content": None}, "None"))
         ),
     ],
 )
