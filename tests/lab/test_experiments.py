@@ -513,8 +513,9 @@ def test_files_that_are_read_are_never_written_to(decode, pair, tmp_path):
     Settings(4).save(settings)
     model = Path(pair.target.name)
     before = {path: path.read_bytes() for path in (settings, *model.iterdir())}
-    place = tmp_path / "link"
+    place, linked = tmp_path / "link", tmp_path / "out.jsonl"
     place.symlink_to(model)
+    linked.symlink_to(model / "tokenizer.json")
     nested = f"--config.draft=frequent(draft='{pair.draft.name}')"
     log = "--config.rounds_file="
     for flags, words in (
@@ -523,6 +524,8 @@ def test_files_that_are_read_are_never_written_to(decode, pair, tmp_path):
         ([f"--output={model / 'config.json'}"], ["--output", "--config.target"]),
         ([f"--output={place / 'chat_template.jinja'}"], ["--output", "--config.target"]),
         ([f"{log}{model / 'model.safetensors'}"], ["--config.rounds_file", "--config.target"]),
+        ([f"--output={model / 'model.GGUF'}"], ["--output", "--config.target"]),
+        ([f"--output={linked}"], ["--output", "--config.target"]),
         ([nested, f"--output={pair.draft.name}/config.json"], ["--output", "--config.draft"]),
     ):
         refused(decode(*flags, "--overwrite"), "would write to", *words)

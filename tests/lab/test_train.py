@@ -291,6 +291,8 @@ def counted(directory, steps, **options):
 def test_a_damaged_checkpoint_is_left_for_the_one_before(damage, tmp_path, capfd):
     assert counted(tmp_path, 4) == 4
     last = tmp_path / "checkpoints" / "4"
+    (last.parent / "4.damaged").mkdir()  # of an earlier time
+    (last.parent / "4.damaged" / "file").touch()
     for file in sorted(path for path in last.rglob("*") if path.is_file()):
         if damage == "cut":
             os.truncate(file, file.stat().st_size // 2)
@@ -299,8 +301,10 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(damage, tmp_path, capfd
     assert counted(tmp_path, 6) == 6
     said = capfd.readouterr().err
     assert "cannot be read" in said
-    assert "renamed to 4.damaged, and the run goes on from step 2." in said
-    assert {path.name for path in last.parent.iterdir()} == {"4.damaged", "4", "6"}
+    assert "renamed to 4.damaged-1, and the run goes on from step 2." in said
+    assert {path.name for path in last.parent.iterdir()} == {
+        "4.damaged", "4.damaged-1", "4", "6"
+    }  # fmt: skip
     steps = [row["step"] for row in files_of.read_rows(tmp_path / "metrics.jsonl")]
     assert [step for step in steps if step != 6] == [2, 4]
 
@@ -456,6 +460,8 @@ def test_a_target_ends_once_and_begins_with_no_start_token(marks):
             [*begun, 2, 3, 1], [*begun, 3, 1], [*begun, 3, 4], [*begun, 1]
         ]  # fmt: skip
     assert batches.encode(examples[:1], tokenizer, eos_ids=(4,))[0].target.tolist() == [2, 3, 4]
+    behind = batches.encode([Example("a <e> ", "b")], tokenizer, decoder_only=True, eos_ids=(1, 4))
+    assert behind[0].target.tolist() == [2, 4, 3, 1]  # a prompt may end as a turn does
     tokenizer.eos_token = None
     assert batches.encode(examples[:1], tokenizer, eos_ids=(4,))[0].target.tolist() == [2, 3, 4]
     with pytest.raises(ValueError, match="tokenizer has no EOS, which every target ends with"):
