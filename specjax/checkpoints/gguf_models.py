@@ -237,7 +237,6 @@ def _config(found: GGUF) -> dict[str, Any]:
         if value is not None:
             raw[name] = None if name in CAPS and value == 0 else value
     check_sizes(raw, other=OTHER)
-    check_fields(raw)
     rows = there[EMBEDDING].shape[0] if EMBEDDING in there else 0
     tokens = fields.get(TOKENS, ())
     if not isinstance(tokens, list | tuple) or len(tokens) not in ((rows,) if tokens else (0,)):
@@ -296,7 +295,8 @@ def _check_followed(kind: str, stored: Mapping[str, Any], raw: Mapping[str, Any]
             neutral.pop(key, None)
     for key, values in neutral.items():
         value = stored.get(key)
-        close = type(value) is float and any(math.isclose(value, v, rel_tol=1e-6) for v in values)
+        numbers = [one for one in values if type(one) in (int, float)]
+        close = type(value) is float and any(math.isclose(value, v, rel_tol=1e-6) for v in numbers)
         if key in stored and value not in values and not close:
             only = f", only {' or '.join(map(str, values))}" if values else ""
             raise ValueError(f"{kind}.{key}={value!r} is not supported{only}.")

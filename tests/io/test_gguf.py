@@ -330,7 +330,6 @@ METADATA = {
         {"llama.rope.freq_base_per_layer": [1.0, 2.0]},
         r"base_per_layer=\[1.0, 2.0\] is not",
     ),
-    "a base": ({"llama.rope.freq_base": "x", "llama.rope.freq_base_swa": 1e4}, "rope_theta='x' sho"),
     "an alignment": ({"general.alignment": 3}, None),
 }
 
