@@ -113,9 +113,10 @@ def test_a_published_umt5_is_not_scaled(tmp_path):
 def test_half_precision_files_in_both_directions(dtype, name, tmp_path):
     variant = t5_variants.VARIANTS[name]
     inputs = t5_variants.inputs(variant)
-    save(tmp_path, load(t5_variants.write(tmp_path / "x", variant)), dtype=jnp.dtype(dtype))
-    theirs = torch_logits(tmp_path, *inputs)
-    np.testing.assert_allclose(our_logits(tmp_path, inputs), theirs, rtol=0, atol=1e-4)
+    place = tmp_path / "half"
+    save(place, load(t5_variants.write(tmp_path / "x", variant)), dtype=jnp.dtype(dtype))
+    theirs = torch_logits(place, *inputs)
+    np.testing.assert_allclose(our_logits(place, inputs), theirs, rtol=0, atol=1e-4)
 
 
 def test_shards_of_transformers_making(tmp_path):
@@ -233,6 +234,7 @@ def test_transformers_loads_the_causal_model_that_we_save(variants, name, tmp_pa
 def test_a_gpt_in_half_precision_in_both_directions(tmp_path):
     tokens = gpt_variants.texts()
     original = load(gpt_variants.write(tmp_path / "x", gpt_variants.VARIANTS["untied"]))
-    save(tmp_path, original, dtype=jnp.bfloat16)
-    theirs = torch_causal_logits(tmp_path, tokens)
-    np.testing.assert_allclose(our_causal_logits(tmp_path, tokens), theirs, rtol=0, atol=1e-4)
+    place = tmp_path / "half"
+    save(place, original, dtype=jnp.bfloat16)
+    theirs = torch_causal_logits(place, tokens)
+    np.testing.assert_allclose(our_causal_logits(place, tokens), theirs, rtol=0, atol=1e-4)
