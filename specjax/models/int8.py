@@ -114,10 +114,9 @@ def in_parts(rows: Array, weight: Array, input_first: bool) -> Array:
     count, width = rows.shape
     parts = jnp.stack([coarse, fine], axis=1).astype(jnp.int8).reshape(2 * count, width)
     if not input_first:
-        # Without the barrier XLA turns the integers, and with them the product.
-        sums = jax.lax.optimization_barrier(products.weight_first(parts, weight, jnp.int32))
+        sums = products.weight_first(parts, weight, jnp.int32)
         pairs = sums.astype(jnp.float32).reshape(-1, count, 2)
-        return products.kept(pairs[..., 0] + pairs[..., 1] / (2 * LARGEST)).T * scale
+        return (pairs[..., 0] + pairs[..., 1] / (2 * LARGEST)).T * scale
     padded = products.filled(parts, devices.MIN_ROWS)
     sums = jnp.matmul(padded, weight, preferred_element_type=jnp.int32)[: 2 * count]
     apart = sums.astype(jnp.float32).reshape(count, 2, -1)
