@@ -53,7 +53,6 @@ from specjax.models.llama import (
     LlamaConfig,
     Rotation,
     SelfAttention,
-    for_groups,
 )
 from specjax.models.t5 import CrossAttention, T5Config
 from specjax.models.tapped import Tapped, decoder_of
@@ -179,8 +178,7 @@ class Network(nnx.Module):
                 before=bias.before.at[..., 0].set(MASKED),
                 within=jnp.where(first[:, None], MASKED, bias.within),
             )
-        layer = self.config.layer
-        return for_groups(bias, layer.num_attention_heads // layer.num_key_value_heads)
+        return bias
 
     def few(self, hidden: Array) -> Array:
         """Apply EAGLE-3's own head: (..., E) → (..., rows), in at least float32."""

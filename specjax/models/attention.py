@@ -15,6 +15,7 @@ from jax import Array
 
 from specjax import devices
 from specjax.models import int8
+from specjax.models.products import row_sum
 from specjax.types import Layout
 
 # Added to the logit of a slot that a query must not see. Finite, so that a row with all slots
@@ -91,7 +92,16 @@ def attend(queries: Array, kv: KV, bias: Array, cap: float = 0.0) -> Array:
       (B, K, H·D) in the dtype of the values, or of the queries if those are in int8; the
       softmax is taken in at least float32.
     """
-    return _attend(queries, [(kv.kept_narrow(queries), bias)], cap)
+
+    def by_tiles(queries: Array, kv: KV, bias: Array) -> Array:
+        two = _two_queries(queries)
+        mean = Mean.empty(two).join(two, kv, bias, cap)
+        return _join_heads(mean.average(queries).astype(_result_dtype(queries, kv)))
+
+    def at_once(queries: Array, kv: KV, bias: Array) -> Array:
+        return _attend(queries, [(kv.kept_narrow(queries), bias)], cap)
+
+    return devices.by_platform(queries, kv, bias, cpu=by_tiles, accelerator=at_once)
 
 
 def _attend(queries: Array, parts: Sequence[tuple[KV, Array]], cap: float) -> Array:
@@ -104,20 +114,30 @@ def _attend(queries: Array, parts: Sequence[tuple[KV, Array]], cap: float) -> Ar
     pairs = zip(weights, parts, strict=True)
     mixed = functools.reduce(jnp.add, (_mix(w, kv, queries.dtype) for w, (kv, _) in pairs))
     total = functools.reduce(jnp.add, (part.sum(-1, keepdims=True) for part in weights))
-    kv, _ = parts[0]
-    dtype = kv.values.dtype if kv.key_scale is None else queries.dtype
-    return _join_heads((mixed / total).astype(dtype))
+    return _join_heads((mixed / total).astype(_result_dtype(queries, parts[0][0])))
+
+
+def _result_dtype(queries: Array, kv: KV) -> Any:
+    """The dtype of averaged values."""
+    return kv.values.dtype if kv.key_scale is None else queries.dtype
 
 
 def _scores(queries: Array, kv: KV, bias: Array, cap: float) -> Array:
-    """Scores (B, H, K, D) · (B, H, D, T), capped, + bias: (B, H, K, T), in at least float32."""
+    """Scores (B, H, Q, D) · (B, H, D, T), capped, + bias: (B, H, Q, T), in at least float32.
+
+    The bias is of K queries. Q is a multiple of K if groups of heads are stacked as queries.
+    """
     wide, keys = np.promote_types(queries.dtype, jnp.float32), kv.keys
     if kv.key_scale is not None:
         keys = keys.astype(queries.dtype)
     products = jnp.einsum("bhkd,bhdt->bhkt", queries, keys, preferred_element_type=wide)
     if kv.key_scale is not None:
         products = products * kv.key_scale[:, :, None, :].astype(wide)
-    return capped(products, cap) + bias.astype(wide)
+    scores, count = capped(products, cap), bias.shape[2]
+    if count in (1, scores.shape[2]):
+        return scores + bias.astype(wide)
+    by_head = scores.reshape(*scores.shape[:2], -1, count, scores.shape[3])
+    return (by_head + bias[:, :, None].astype(wide)).reshape(scores.shape)
 
 
 def _mix(weights: Array, kv: KV, dtype: Any) -> Array:
@@ -133,8 +153,8 @@ def _mix(weights: Array, kv: KV, dtype: Any) -> Array:
     if kv.value_scale is not None:
         scaled = weights * kv.value_scale[:, :, None, :].astype(weights.dtype)
         values = values.astype(dtype)
-    mixed = jnp.einsum("bhkt,bhtd->bhkd", scaled.astype(values.dtype), values)
-    return mixed.astype(weights.dtype)
+    narrow = scaled.astype(values.dtype)
+    return jnp.einsum("bhkt,bhtd->bhkd", narrow, values, preferred_element_type=weights.dtype)
 
 
 def _join_heads(mixed: Array) -> Array:
@@ -181,7 +201,8 @@ def causal_bias(
     return CausalBias(before, within, first)
 
 
-BLOCK = 128  # slots that attention reads at once on a CPU
+TILE = 64
+"""Slots that attention sums together on a CPU. A cache has a whole number of tiles."""
 
 
 def attend_and_write(
@@ -195,11 +216,11 @@ def attend_and_write(
 ) -> tuple[Array, KV]:
     """Causal attention over a cache and the call's own K tokens, which are written to it.
 
-    On a CPU filled slots are read, and the cache is written afterwards. On an accelerator it is
-    written first, and all slots are read, which takes fewer operations.
+    A CPU reads the filled slots tile by tile. An accelerator reads all slots, which takes fewer
+    operations.
 
     Args:
-      queries: (B, H, K, D), scaled.
+      queries: (B, H, Q, D), scaled; Q is K, or a multiple if groups of heads share a key.
       new: of the K tokens.
       cache: of T slots. None: the K tokens are the whole text. In int8, own keys and values are
         rounded before they are read: results do not depend on the call in which a token came.
@@ -208,62 +229,62 @@ def attend_and_write(
       source: further slots that all queries read, and their bias; None: there are none.
 
     Returns:
-      (B, K, H·D), and the cache with the new slots; without a cache, `new`.
+      (B, Q, H·D), and the cache with the new slots; without a cache, `new`.
     """
-    fixed = () if source is None else ((source[0].kept_narrow(queries), source[1]),)
+    fixed = () if source is None else (source,)
     if cache is None:
         return _attend(queries, [(new, bias.within), *fixed], cap), new
     if cache.key_scale is not None:
         new = new.quantised()
-    operands = queries, new, cache, bias, start, fixed
-    cpu, accelerator = (functools.partial(f, cap=cap) for f in (read_and_write, write_and_read))
+    operands = queries, write(cache, new, start), bias, start, fixed
+    cpu, accelerator = (functools.partial(f, cap=cap) for f in (read_tiles, read_all))
     return devices.by_platform(*operands, cpu=cpu, accelerator=accelerator)
 
 
-def read_and_write(
+def read_tiles(
     queries: Array,
-    new: KV,
     cache: KV,
     bias: CausalBias,
     start: Array,
     fixed: Sequence[tuple[KV, Array]] = (),
     cap: float = 0.0,
 ) -> tuple[Array, KV]:
-    """Attend to own tokens, then to old slots `by_blocks`, and write the cache afterwards.
+    """Attend to the parts `fixed`, then tile by tile to a cache that holds the K tokens.
 
-    Queries also read the parts `fixed`, keys and values with their bias.
+    Tiles begin at multiples of `TILE`, whatever the positions of the queries are. A tile that a
+    query does not see adds exactly 0 to its average. So a query's bits depend on its own slots
+    alone. Tiles run from the first that a query sees to the last that is filled, and the cost
+    follows the text, not the buffer.
 
-    XLA's CPU backend writes in place only after the reads.
+    Returns:
+      (B, Q, H·D), and the cache. It passes through the loop: read beside it, XLA's CPU backend
+      would copy it.
     """
-    # A query sees itself, so the first maximum is finite, and what is MASKED weighs exactly 0.
-    scores = _scores(queries, new, bias.within, cap)
-    top = scores.max(-1, keepdims=True)
-    weights = jnp.exp(scores - top)
-    own = Mean(_mix(weights, new, queries.dtype), weights.sum(-1, keepdims=True), top)
+    length = cache.values.shape[2]
+    if length % TILE:
+        raise ValueError(f"a cache of {length} slots has no whole tiles; make it with `empty`.")
+    two, seen = _two_queries(queries), by_slot(bias, start)
+    mean = Mean.empty(two)
     for kv, part in fixed:
-        own = own.join(queries, kv, part, cap)
-    mixed, total, _ = by_blocks(own, queries, cache, bias, start, cap)
-    # Always false, but XLA cannot prove it, so the write must follow both reads and needs no copy.
-    # (`optimization_barrier` is removed too early. Per head: one flag would need a collective.)
-    never = jnp.any((total < 0) & (mixed > 0), axis=3)  # (B, H, K)
-    never = never.any(axis=2, keepdims=True)
-    new = new.by_slots(lambda x, axis: jnp.where(never if x.ndim == 3 else never[..., None], 0, x))
-    mixed = _join_heads((mixed / total).astype(queries.dtype))
-    return mixed, write(cache, new, start)
+        mean = mean.join(two, kv, part, cap)
+    filled = jnp.minimum(jnp.max(start) + bias.within.shape[3], length)
+    end = jax.lax.div(filled + (TILE - 1), jnp.int32(TILE))
+    first = jax.lax.div(jnp.asarray(bias.first, jnp.int32), jnp.int32(TILE))
+    mean, cache = mean.join_tiles(two, cache, seen, cap, first, end)
+    return _join_heads(mean.average(queries).astype(queries.dtype)), cache
 
 
-def write_and_read(
+def read_all(
     queries: Array,
-    new: KV,
     cache: KV,
     bias: CausalBias,
     start: Array,
     fixed: Sequence[tuple[KV, Array]] = (),
     cap: float = 0.0,
 ) -> tuple[Array, KV]:
-    """Write the cache, then attend to all slots of the buffer; those that are empty are MASKED."""
-    cache = write(cache, new, start)
-    return _attend(queries, [(cache, by_slot(bias, start)), *fixed], cap), cache
+    """Attend to all slots of a cache that holds the K tokens; those that are empty are MASKED."""
+    narrow = ((kv.kept_narrow(queries), part) for kv, part in fixed)
+    return _attend(queries, [(cache, by_slot(bias, start)), *narrow], cap), cache
 
 
 def by_slot(bias: CausalBias, start: Array) -> Array:
@@ -278,39 +299,70 @@ def by_slot(bias: CausalBias, start: Array) -> Array:
 class Mean(NamedTuple):
     """A softmax average of values that further slots can join, in at least float32."""
 
-    mixed: Array  # (B, H, K, D): Σ exp(score − top) · value
-    total: Array  # (B, H, K, 1): Σ exp(score − top)
-    top: Array  # (B, H, K, 1): the largest score
+    mixed: Array  # (B, H, Q, D): Σ exp(score − top) · value
+    total: Array  # (B, H, Q, 1): Σ exp(score − top)
+    top: Array  # (B, H, Q, 1): the largest score
+
+    @classmethod
+    def empty(cls, queries: Array) -> "Mean":
+        """The average of no slots, for queries (B, H, Q, D)."""
+        wide = np.promote_types(queries.dtype, jnp.float32)
+        none = jnp.zeros((*queries.shape[:3], 1), wide)
+        return cls(jnp.zeros(queries.shape, wide), none, none + MASKED)
 
     def join(self, queries: Array, kv: KV, bias: Array, cap: float) -> "Mean":
-        """Add T more slots to the average; arguments as in `attend`."""
+        """Add T more slots to the average, tile by tile; arguments as in `attend`."""
+        missing = -kv.values.shape[2] % TILE
+        if missing:
+            kv = kv.by_slots(functools.partial(_padded, count=missing))
+            bias = _padded(bias, 3, missing, MASKED)
+        tiles = kv.values.shape[2] // TILE
+        if tiles == 1:
+            return self._join(queries, kv.kept_narrow(queries), bias, cap)
+        return self.join_tiles(queries, kv, bias, cap, 0, tiles)[0]
+
+    def join_tiles(
+        self, queries: Array, kv: KV, bias: Array, cap: float, first: Any, end: Any
+    ) -> tuple["Mean", KV]:
+        """Add tiles `first` … `end` − 1 to the average, and return the slots too.
+
+        They pass through the loop: read beside it, a cache would be copied by XLA's CPU backend.
+        """
+
+        def tile(i, carry):
+            mean, kv = carry
+            part = jax.lax.dynamic_slice_in_dim(bias, i * TILE, TILE, 3)
+            return mean._join(queries, kv.part(i * TILE, TILE), part, cap), kv
+
+        return jax.lax.fori_loop(first, end, tile, (self, kv))
+
+    def _join(self, queries: Array, kv: KV, bias: Array, cap: float) -> "Mean":
+        """Add one tile."""
         scores = _scores(queries, kv, bias, cap)
-        top = jnp.maximum(self.top, scores.max(-1, keepdims=True))
+        # The top cancels, and so do its gradients.
+        top = jax.lax.stop_gradient(jnp.maximum(self.top, scores.max(-1, keepdims=True)))
         weights, shrink = jnp.exp(scores - top), jnp.exp(self.top - top)
-        total = self.total * shrink + weights.sum(-1, keepdims=True)
-        return Mean(self.mixed * shrink + _mix(weights, kv, queries.dtype), total, top)
+        mixed = self.mixed * shrink + _mix(weights, kv, queries.dtype)
+        return Mean(mixed, self.total * shrink + row_sum(weights), top)
+
+    def average(self, queries: Array) -> Array:
+        """The average for these queries, without the one that `_two_queries` added."""
+        return (self.mixed / self.total)[:, :, : queries.shape[2]]
 
 
-def by_blocks(
-    own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Array, cap: float = 0.0
-) -> Mean:
-    """Add old slots block by block, from the first that a query sees to the last that is filled.
+def _padded(x: Array, axis: int, count: int, value: float = 0) -> Array:
+    """Add `count` entries of this value at the end of an axis."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = 0, count
+    return jnp.pad(x, widths, constant_values=value)
 
-    The cost of attention so follows the generated length, and not the buffer.
-    """
-    length = cache.values.shape[2]
-    size = min(BLOCK, length)
 
-    def block(i, mean):
-        at = jnp.minimum(i * size, length - size)  # the last block may overlap the one before
-        kv = cache.part(at, size)
-        seen = at + jnp.arange(size) < i * size
-        before = jax.lax.dynamic_slice_in_dim(bias.before, at, size, 3)
-        return mean.join(queries, kv, jnp.where(seen[None, None, None, :], MASKED, before), cap)
-
-    blocks = jax.lax.div(jnp.max(start) + (size - 1), jnp.int32(size))
-    first = jax.lax.div(jnp.asarray(bias.first, jnp.int32), jnp.int32(size))
-    return jax.lax.fori_loop(first, blocks, block, own)
+def _two_queries(queries: Array) -> Array:
+    """Add a query of zeros to a single one: XLA's CPU backend sums a single one's products in
+    another order."""
+    if queries.shape[2] > 1:
+        return queries
+    return jnp.pad(queries, ((0, 0), (0, 0), (0, 1), (0, 0)))
 
 
 def split_heads(x: Array, heads: int) -> Array:
@@ -363,10 +415,11 @@ def _at(axis: int, slots: Array) -> tuple:
 
 
 def empty(batch: int, heads: int, length: int, head_size: int, dtype=jnp.float32) -> KV:
-    """Make a cache of zeros, with scales if it is in int8.
+    """Make a cache of zeros of at least `length` slots, a multiple of `TILE`.
 
-    It has no length: each query's position decides which slots count.
+    In int8 it has scales. Which slots count is decided by each query's position.
     """
+    length += -length % TILE
     keys = jnp.zeros((batch, heads, head_size, length), dtype)
     kv = KV(keys, jnp.zeros((batch, heads, length, head_size), dtype))
     if np.dtype(dtype) != np.int8:

@@ -80,9 +80,10 @@ def product(
         """Multiply some output channels at a time, which stay in the processor's cache."""
         if devices.cpu_multiplies("int8") and not split:  # a scale would be a collective
             return in_parts(rows, weight, input_first).astype(wide)
-        blocks = -(-weight.size // BLOCK)
+        blocks, count = -(-weight.size // BLOCK), len(rows)
+        rows = products.filled(rows, 2)
         if split or blocks == 1:
-            return times(rows, late(weight, rows, first_row if split else first))
+            return times(rows, late(weight, rows, first_row if split else first))[:count]
         size = -(-outputs // blocks)
 
         def block(i, out):
@@ -90,7 +91,8 @@ def product(
             part = jax.lax.dynamic_slice_in_dim(weight, at, size, channels)
             return jax.lax.dynamic_update_slice_in_dim(out, times(rows, part), at, 1)
 
-        return jax.lax.fori_loop(0, blocks, block, jnp.zeros((len(rows), outputs), wide))
+        empty = jnp.zeros((len(rows), outputs), wide)
+        return jax.lax.fori_loop(0, blocks, block, empty)[:count]
 
     def at_once(rows, weight):
         return times(rows, late(weight, rows))

@@ -179,7 +179,7 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """Map (..., E) to (..., E), in the dtype of x."""
         wide = x.astype(np.promote_types(x.dtype, jnp.float32))
-        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
+        inverse = jax.lax.rsqrt(_row_mean(wide * wide) + self.epsilon)
         scale = _as_last_axis(self.scale, x)
         if self.offset:  # Gemma rounds after this product, and other families before it
             return (wide * inverse * (self.offset + scale.astype(wide.dtype))).astype(x.dtype)
@@ -197,11 +197,15 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """Map (..., E) to (..., E), in the dtype of x."""
         wide = x.astype(np.promote_types(x.dtype, jnp.float32))
-        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
-        unit = centred * jax.lax.rsqrt(variance + self.epsilon)
+        centred = wide - _row_mean(wide)
+        unit = centred * jax.lax.rsqrt(_row_mean(centred * centred) + self.epsilon)
         scale, bias = (_as_last_axis(p, x).astype(wide.dtype) for p in (self.scale, self.bias))
         return (unit * scale + bias).astype(x.dtype)
+
+
+def _row_mean(x: Array) -> Array:
+    """The mean of the last axis, which stays; see `products.row_sum`."""
+    return products.row_sum(x) / x.shape[-1]
 
 
 def _as_last_axis(vector: nnx.Param, like: Array) -> Array:

@@ -286,7 +286,7 @@ class SelfAttention(nnx.Module):
         packing: Packing | None = None,
         source: tuple[KV, Array] | None = None,
     ):
-        """Map (B, K, E) to (B, K, E) and the cache; `bias` comes from `for_groups`.
+        """Map (B, K, E) to (B, K, E) and the cache.
 
         With a packing it maps (N, E) to (N, E). Queries also read the slots of a `source`.
         """
@@ -326,14 +326,6 @@ def join_groups(mixed: Array, heads: int, kv_heads: int) -> Array:
     count, size = mixed.shape[1] // groups, mixed.shape[2] // kv_heads
     apart = mixed.reshape(batch, groups, count, kv_heads, size)
     return jnp.moveaxis(apart, 1, 3).reshape(batch, count, -1)
-
-
-def for_groups(bias: CausalBias, groups: int) -> CausalBias:
-    """Repeat the bias of K queries for `groups` stacked heads of them."""
-    before, within = (
-        part if part.shape[2] == 1 else jnp.tile(part, (1, 1, groups, 1)) for part in bias[:2]
-    )
-    return CausalBias(before, within, bias.first)
 
 
 class FeedForward(nnx.Module):
@@ -403,11 +395,10 @@ def causal_places(
       slots: T.
       layout: as in `causal_bias`.
     """
-    groups = config.num_attention_heads // config.num_key_value_heads
     at = start[:, None] + (layout or chain(count)).depth
     found = {
         window: (
-            for_groups(causal_bias(start, count, slots, window, layout), groups),
+            causal_bias(start, count, slots, window, layout),
             Rotation.at(at, config, window),
         )
         for window in set(config.windows)

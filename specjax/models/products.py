@@ -1,10 +1,13 @@
-"""Products of a few rows and a matrix: the one place that chooses their form.
+"""Products of a few rows and a matrix, and sums of rows: the one place that chooses their form.
 
 A float32 matrix is multiplied in float32. A bfloat16 matrix beside float32 rows, which a CPU has
 (`layers.narrow_weights`), is multiplied as an accelerator does it: the factors are bfloat16 and the
 sums float32. A sum's relative error is then that of rounding the rows, about 2⁻⁹ of their size.
+
+On a CPU the order in which a row's numbers are added does not depend on the rows beside it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,15 +37,38 @@ def product(rows: Array, matrix: Array, input_first: bool, dtype: Any = None) ->
         """
         narrow = rows.astype(matrix.dtype)
         if not devices.cpu_multiplies("bfloat16"):
-            return widened(narrow.astype(rows.dtype), matrix)
+            return widened(filled(narrow.astype(rows.dtype), 2), matrix)[: len(rows)]
         if not input_first:
-            return kept(weight_first(narrow, matrix.T, rows.dtype)).T
+            return in_tiles(narrow, lambda tile: kept(weight_first(tile, matrix.T, rows.dtype)).T)
         padded = filled(narrow, devices.MIN_ROWS)
         return jnp.matmul(padded, matrix, preferred_element_type=rows.dtype)[: len(rows)]
 
+    def plain(rows: Array, matrix: Array) -> Array:
+        return jnp.matmul(rows, matrix, preferred_element_type=dtype)
+
+    def paired(rows: Array, matrix: Array) -> Array:
+        """Multiply two rows: XLA's CPU backend adds a single one's products in another order."""
+        return plain(filled(rows, 2), matrix)[: len(rows)]
+
     if matrix.dtype == jnp.bfloat16 and rows.dtype == jnp.float32:
         return devices.by_platform(rows, turned, cpu=rounded, accelerator=widened)
-    return jnp.matmul(rows, turned, preferred_element_type=dtype)
+    if len(rows) > 1:
+        return plain(rows, turned)
+    return devices.by_platform(rows, turned, cpu=paired, accelerator=plain)
+
+
+TILE = 16
+"""Rows of one product W xᵀ in bfloat16: with more of them XLA's CPU backend may add in another
+order, and takes as long as for several products."""
+
+
+def in_tiles(rows: Array, multiply: Callable[[Array], Array]) -> Array:
+    """Apply `multiply`, (M, in) → (M, out), to at most `TILE` rows at a time."""
+    count, width = rows.shape
+    if count <= TILE:
+        return multiply(rows)
+    tiles = filled(rows, -(-count // TILE) * TILE).reshape(-1, TILE, width)
+    return jax.lax.map(multiply, tiles).reshape(len(tiles) * TILE, -1)[:count]
 
 
 def filled(rows: Array, count: int) -> Array:
@@ -71,3 +97,29 @@ def kept(sums: Array) -> Array:
     """
     info = jnp.finfo(sums.dtype)
     return jax.lax.reduce_precision(sums, info.nexp, info.nmant)
+
+
+@jax.custom_jvp
+def row_sum(x: Array) -> Array:
+    """Sum the last axis, which stays: (..., N) → (..., 1).
+
+    On a CPU halves are added until one number is left, so a row's bits do not depend on the number
+    of rows. XLA chooses the order of `jnp.sum` by all axes.
+    """
+
+    def by_halves(x: Array) -> Array:
+        while (half := x.shape[-1] // 2) > 0:
+            rest = x[..., 2 * half :]
+            x = jnp.concatenate([x[..., :half] + x[..., half : 2 * half], rest], axis=-1)
+        return x
+
+    def at_once(x: Array) -> Array:
+        return jnp.sum(x, axis=-1, keepdims=True)
+
+    return devices.by_platform(x, cpu=by_halves, accelerator=at_once)
+
+
+@row_sum.defjvp
+def _row_sum_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    """A sum is linear; its gradient needs no halves."""
+    return row_sum(*primals), jnp.sum(tangents[0], axis=-1, keepdims=True)

@@ -349,7 +349,7 @@ class T5(EncoderDecoder):
     ) -> tuple[Context, tuple[KV, ...]]:
         """Encode, and make an empty cache and the biases of `buffer_len` slots."""
         context, cache = super().start(inputs, buffer_len, encoding)
-        return context._replace(self_biases=self.by_offset(buffer_len)), cache
+        return context._replace(self_biases=self.by_offset(cache[0].values.shape[2])), cache
 
     def by_offset(self, length: int) -> tuple[Array, ...]:
         """The decoder's biases, one for each layer or for all; see `RelativeBias.by_offset`."""

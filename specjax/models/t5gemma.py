@@ -197,7 +197,6 @@ class T5Gemma(EncoderDecoder):
         """Run the encoder; see `EncoderDecoder.read`."""
         config, source_bias = self.config.encoder, padding_bias(source, source_len)
         place = jnp.arange(source.shape[1])
-        groups = config.num_attention_heads // config.num_key_value_heads
 
         def bias(window: int) -> CausalBias:
             if not window:
@@ -206,7 +205,7 @@ class T5Gemma(EncoderDecoder):
             offset = place[None, :] - place[:, None]
             seen = (-before <= offset) & (offset <= after)
             near = source_bias + jnp.where(seen, 0.0, MASKED)[None, None]
-            return CausalBias(source_bias, jnp.tile(near, (1, 1, groups, 1)))
+            return CausalBias(source_bias, near)
 
         biases = {window: bias(window) for window in set(config.windows)}
         rotations = {w: Rotation.at(place[None, :], config, w) for w in biases}

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from specjax.models.attention import KV, MASKED, CausalBias, attend_and_write, causal_bias, empty
+from specjax.models.attention import (
+    KV,
+    MASKED,
+    TILE,
+    CausalBias,
+    attend_and_write,
+    causal_bias,
+    empty,
+)
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.llama import Gemma2Config, Gemma3Config, Llama, LlamaConfig, MistralConfig
 from specjax.models.t5 import T5, T5Config
@@ -21,11 +29,11 @@ BATCH, HEADS, SIZE = 3, 2, 4
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize(
-    "start", [[0, 0, 0], [5, 0, 127], [128, 2, 9], [129, 129, 129], [300, 7, 255], [298, 299, 301]]
+    "start", [[0, 0, 0], [5, 0, 127], [128, 2, 9], [129, 129, 129], [318, 7, 255], [316, 317, 319]]
 )
 def test_attention(start, count):
     """Against a softmax over each query's own slots; stale slots hold NaN-free rubbish."""
-    length = 302
+    length = 320
     rng = np.random.default_rng(0)
 
     def draw(*shape):
@@ -108,10 +116,10 @@ def test_a_long_text_in_pieces(family):
     np.testing.assert_allclose(jnp.concatenate(found, axis=1), whole, atol=2e-5)
 
 
-@pytest.mark.parametrize("start", [[0, 3], [150, 290], [280, 299], [300, 301]])
+@pytest.mark.parametrize("start", [[0, 3], [150, 290], [280, 299], [316, 318]])
 def test_slots_before_every_window_are_not_read(start):
-    """Blocks that no query sees may hold even NaN; what is read is as without skipping."""
-    length, window, count = 302, 20, 2
+    """Tiles that no query sees may hold even NaN; what is read is as without skipping."""
+    length, window, count = 320, 20, 2
     rng = np.random.default_rng(0)
 
     def draw(*shape):
@@ -120,13 +128,12 @@ def test_slots_before_every_window_are_not_read(start):
     keys, values = draw(2, HEADS, SIZE, length), draw(2, HEADS, length, SIZE)
     queries, new = draw(2, HEADS, count, SIZE), draw(2, HEADS, count, SIZE)
     bias = causal_bias(jnp.array(start, jnp.int32), count, length, window)
-    skipped = max(min(start) - window + 1, 0) // 128 * 128
-    assert int(bias.first) // 128 * 128 == skipped
+    skipped = max(min(start) - window + 1, 0) // TILE * TILE
+    assert int(bias.first) // TILE * TILE == skipped
     attend = jax.jit(attend_and_write)
     position = jnp.array(start, jnp.int32)
     whole, _ = attend(queries, KV.of(new, new), KV(keys, values), bias._replace(first=0), position)
-    unread = min(skipped, length - 128)  # the last block overlaps the one before
-    holes = np.where(np.arange(length) < unread, np.float32(np.nan), np.float32(0))
+    holes = np.where(np.arange(length) < skipped, np.float32(np.nan), np.float32(0))
     poisoned = KV(keys + holes, values + holes[:, None])
     found, _ = attend(queries, KV.of(new, new), poisoned, bias, position)
     np.testing.assert_allclose(found, whole, atol=1e-6)
@@ -137,10 +144,10 @@ def test_slots_before_every_window_are_not_read(start):
     [(1, 1, "f32"), (1, 4, "f32"), (3, 1, "f32"), (3, 4, "f32"), (3, 4, "s8")],
 )
 def test_no_cache_is_copied(on_cpu, batch, count, dtype):
-    """In a loop that carries the cache, XLA on a CPU copies it if it is written before it is read,
-    or if XLA does not see the order. For CUDA see `test_no_cache_is_copied_on_a_gpu`.
+    """In a loop that carries the cache, XLA on a CPU copies it if it is read beside the loop over
+    tiles. For CUDA see `test_no_cache_is_copied_on_a_gpu`.
     """
-    length = 302
+    length = 320
     within = jnp.where(jnp.tri(count, dtype=bool), 0.0, MASKED)[None, None]
 
     @functools.partial(jax.jit, donate_argnums=0)
