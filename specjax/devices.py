@@ -82,8 +82,10 @@ def input_first(platform: str, dtype: Any, shape: tuple[int, int]) -> bool:
 UNITS = {
     "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
     "int8": {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"},
+    "uint8": {"avx512_vnni"},
 }
-"""Flags of /proc/cpuinfo, on x86 and ARM, of a processor with units for products of a dtype."""
+"""Flags of /proc/cpuinfo, on x86 and ARM, of a processor with units for products of a dtype.
+"uint8": for uint8 by int8, which XLA multiplies faster than int8 by int8."""
 MIN_ROWS = 4
 """Rows from which XLA's CPU backend uses them for an (in, out) matrix. For fewer rows it converts
 every number of the matrix, and takes up to three times as long."""
@@ -93,7 +95,7 @@ LARGE, DEEP = 1 << 20, 1024
 
 @functools.cache
 def cpu_multiplies(dtype: str) -> bool:
-    """Whether this machine's processor has units for products of "bfloat16" or "int8".
+    """Whether this machine's processor has units for products of "bfloat16", "int8" or "uint8".
 
     Linux lists them. Elsewhere the answer is False.
     """

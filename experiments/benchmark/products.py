@@ -37,6 +37,7 @@ FORMS: dict[str, tuple[Any, Form, bool]] = {  # the dtype, the form, and whether
     "bfloat16, W xᵀ": (jnp.bfloat16, products.product, False),
     "int8, x W": (jnp.int8, int8.in_parts, True),
     "int8, W xᵀ": (jnp.int8, int8.in_parts, False),
+    "uint8, W xᵀ": (jnp.uint8, int8.in_parts, False),
 }
 
 
@@ -68,9 +69,12 @@ def main(_) -> None:
     counts = [int(count) for count in args.rows]
     runs = {}
     for name, (dtype, form, input_first) in FORMS.items():
-        factor = 400 if dtype == jnp.int8 else 1
         stored = [x if input_first else x.T for x in floats]
-        matrices = [jnp.asarray(np.rint(factor * x) if factor > 1 else x, dtype) for x in stored]
+        if dtype in int8.DTYPES:
+            stored = [np.rint(400 * x).astype(np.int8) for x in stored]
+        if dtype == jnp.uint8:
+            stored = [int8.unsigned(x) for x in stored]
+        matrices = [jnp.asarray(x, dtype) for x in stored]
         for count in counts:
             rows = jnp.asarray(rng.normal(size=(count, max(s[0] for s in shapes))), jnp.float32)
             call = step(form, input_first, inner)

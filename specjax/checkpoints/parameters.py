@@ -16,7 +16,7 @@ from flax import nnx
 from specjax.checkpoints.families import Family
 from specjax.checkpoints.gguf_files import is_gguf, way_out
 from specjax.checkpoints.tensors import Tensor, Turned, Unread, read_into, read_rounded, read_scales
-from specjax.models import sharding
+from specjax.models import int8, sharding
 from specjax.models.layers import M, arrange, narrow_weights, quantise_weights
 from specjax.models.sharding import Placement, turned_paths
 
@@ -119,13 +119,17 @@ def read_params(
         parts = _parts(names[path], tensors, stored_turned)
         out = _aligned(slot.shape, slot.dtype)
         views = _split(out.T if path in turned else out, names[path])
-        if slot.dtype == np.int8:
+        if slot.dtype in int8.DTYPES:
             scale_path = _scale_of(path)
+            signed = out.view(np.int8)
+            views = _split(signed.T if path in turned else signed, names[path])
             scale = _aligned(slots[scale_path].shape, slots[scale_path].dtype)
             for name, of_part in _split(scale, names[path]).items():
                 read_scales(parts[name], of_part)
                 read_rounded(parts[name], views[name], of_part)
             place(scale_path, scale)
+            if slot.dtype == np.uint8:
+                out ^= np.uint8(int8.SHIFT)
         else:
             for name, view in views.items():
                 read_into(parts[name], view)
@@ -165,7 +169,7 @@ def read_shards(
         parts = _parts(names[path], tensors, stored_turned)
         rows = order.get(path, np.arange(sum(tensor.shape[0] for tensor in parts.values())))
         shards = _Shards(list(parts.values()), rows, slot.dtype, path in turned)
-        if slot.dtype == np.int8:
+        if slot.dtype in int8.DTYPES:
             place(_scale_of(path), shards.scales)
         place(path, shards.part)
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
@@ -183,16 +187,21 @@ class _Shards:
 
     def part(self, *at: slice) -> np.ndarray:
         """Read the numbers at a place of the parameter; rows of padding are zeros."""
-        out = _aligned(tuple(axis.stop - axis.start for axis in at), self.dtype)
+        narrow = self.dtype in int8.DTYPES
+        dtype = np.dtype(np.int8) if narrow else self.dtype
+        out = _aligned(tuple(axis.stop - axis.start for axis in at), dtype)
         first, *others = at[::-1] if self.turned else at
         stacked = out.T if self.turned else out
         stacked[self.rows[first] < 0] = 0
-        scale = self.scales(first) if self.dtype == np.int8 else None
+        scale = self.scales(first) if narrow else None
         for tensor, there, here in self._runs(first):
             if scale is None:
                 read_into(tensor, stacked[here], (there, *others))
             else:
                 read_rounded(tensor, stacked[here], scale[here], (there, *others))
+        if self.dtype == np.uint8:
+            out = out.view(np.uint8)
+            out ^= np.uint8(int8.SHIFT)
         return out
 
     def scales(self, some: slice) -> np.ndarray:

@@ -16,7 +16,7 @@ from specjax.checkpoints.families import FAMILIES
 from specjax.checkpoints.safetensors_files import write_file
 from specjax.checkpoints.tensors import Held, Tensor, float_dtype
 from specjax.checkpoints.weights import MODEL_FILES, SAFETENSORS
-from specjax.models import sharding
+from specjax.models import int8, sharding
 from specjax.models.checkpoint import Checkpoint, start_field
 from specjax.models.language_model import LanguageModel
 from specjax.support import files
@@ -42,7 +42,7 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
         raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
     family = FAMILIES[checkpoint.config.model_type]
     module = checkpoint.model.module()
-    if any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(checkpoint.model)):
+    if any(leaf.dtype in int8.DTYPES for leaf in jax.tree.leaves(checkpoint.model)):
         raise ValueError(
             f"{checkpoint.name} has weights in int8, and files hold floats here. Save what "
             "specjax.load gives without weights='int8', or copy the directory that it came from: "

@@ -30,7 +30,7 @@ from specjax.checkpoints.tensors import float_dtype, read_into, read_json
 from specjax.checkpoints.weights import SAFETENSORS, find_tensors
 from specjax.drafters import medusa, published
 from specjax.drafters.base import Drafter
-from specjax.models import sharding
+from specjax.models import int8, sharding
 from specjax.support import files, named
 from specjax.types import Inputs, Model
 
@@ -219,8 +219,8 @@ def _points(model: Model) -> list[tuple[np.ndarray, np.ndarray | None]]:
         rows, axis = moved.get(keys), -1 if keys in turned else 0
         if narrow != name and narrow in found and found[narrow][0].dtype == np.int8:
             found[narrow] = found[narrow][0], _diagonal(leaf, rows, axis)
-        elif leaf.dtype == np.int8 or jnp.issubdtype(leaf.dtype, jnp.floating):
-            found[name] = _diagonal(leaf, rows, axis), None
+        elif leaf.dtype in int8.DTYPES or jnp.issubdtype(leaf.dtype, jnp.floating):
+            found[name] = int8.signed(_diagonal(leaf, rows, axis)), None
     return jax.device_get(list(found.values()))
 
 

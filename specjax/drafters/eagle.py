@@ -42,6 +42,7 @@ from specjax import checkpoints, devices
 from specjax.checkpoints import llama as names_of
 from specjax.checkpoints.tensors import Held
 from specjax.drafters.base import Drafter, block_at, catch_up
+from specjax.models import int8
 from specjax.models.attention import KV, MASKED, CausalBias, causal_bias, empty, write
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.decoder import Decoder
@@ -584,7 +585,7 @@ def head_rows(module: Decoder) -> Array:
     weight, scale = module.turned_weight()[...], module.turned_scale()
     rows = weight.T if module.input_first else weight
     if scale is not None:
-        rows = rows.astype(scale.dtype) * scale[...][:, None]
+        rows = int8.signed(rows).astype(scale.dtype) * scale[...][:, None]
     if getattr(module.config, "scale_decoder_outputs", False):
         rows = rows * jnp.asarray(module.config.d_model**-0.5, rows.dtype)
     return rows

@@ -17,6 +17,7 @@ from flax import nnx
 from specjax.drafters import own_layers
 from specjax.drafters.base import ByModel
 from specjax.drafters.exits import chosen, decoder_of, places
+from specjax.models import int8
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.pytrees import pytree
@@ -90,7 +91,7 @@ def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
     layers = len(chosen(int(layers), count))
     params = target.model.params
     stack, norm = places(params)
-    if any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(params)):
+    if any(leaf.dtype in int8.DTYPES for leaf in jax.tree.leaves(params)):
         raise ValueError(
             f"Kangaroo's adapter is a layer of {target.name}'s own kind, in floats, and that one "
             "has its weights in int8. Load the target without weights='int8', or take another "

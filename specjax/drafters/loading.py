@@ -30,6 +30,7 @@ NAMES = {
     "lookup": "specjax.drafters.ngram:PromptLookup",
     "early_exit": "specjax.drafters.exits:early_exit",
     "frequent": "specjax.drafters.frequent:by_counts",
+    "first_ids": "specjax.drafters.frequent:by_order",
     "int8": "specjax.drafters.loading:in_int8",
     "switch": "specjax.drafters.switch:switch",
 }

@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from specjax import devices
 from specjax.measure import doubts
-from specjax.models import memory
+from specjax.models import int8, memory
 from specjax.models.checkpoint import Checkpoint
 from specjax.support import files
 
@@ -67,7 +66,7 @@ def dtype_of(model: Checkpoint) -> str:
     """The dtype of the parameters, and what is int8: "float32, weights and cache int8"."""
     params = model.model.params
     has = {
-        "weights": any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(params)),
+        "weights": any(leaf.dtype in int8.DTYPES for leaf in jax.tree.leaves(params)),
         "cache": getattr(model.model, "int8_cache", False),
     }
     narrow = " and ".join(name for name, found in has.items() if found)

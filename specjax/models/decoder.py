@@ -10,6 +10,7 @@ from flax import nnx
 from jax import Array
 
 from specjax import devices
+from specjax.models import int8
 from specjax.models.attention import KV, compact, empty
 from specjax.models.layers import project
 from specjax.models.packing import Packing
@@ -34,7 +35,7 @@ def rows_of(
     if scale is None:
         return rows.astype(dtype)
     by_row = scale[...][tokens][..., None]
-    return (rows.astype(by_row.dtype) * by_row).astype(dtype)
+    return (int8.signed(rows).astype(by_row.dtype) * by_row).astype(dtype)
 
 
 class DecoderOnly:

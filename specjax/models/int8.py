@@ -4,6 +4,9 @@ Weights have a scale for each output channel, caches one for each position and h
 narrow: products are as exact as with the widened numbers, and are scaled afterwards. A CPU with
 units for int8 takes rows as sums of two int8 parts. Other CPUs widen the weights a block at a time:
 a product reads a quarter of the bytes, and holds little beside.
+
+Where a CPU has AVX-512's VNNI, a weight that is a left factor is stored as uint8, shifted by 128:
+the instruction multiplies uint8 by int8. `layers.arrange` decides, and `signed` undoes it.
 """
 
 from collections.abc import Callable
@@ -19,6 +22,10 @@ from specjax.models import products
 
 LARGEST = 127
 BLOCK = 1 << 20  # weights that a CPU widens at once
+SHIFT, TILE = 128, 4
+"""What uint8 adds to a number in int8; rows of int8 that VNNI's kernels take at once."""
+DTYPES = (np.dtype(np.int8), np.dtype(np.uint8))
+"""The dtypes of a stored weight in 8 bits."""
 A = TypeVar("A", Array, np.ndarray)
 
 
@@ -53,13 +60,23 @@ def round_to(wide: A, scale: A) -> A:
     return xp.rint(wide / scale).astype(np.int8)
 
 
+def signed(x: A) -> A:
+    """Return a weight that is stored as uint8 in int8, and any other array unchanged."""
+    return (x ^ np.uint8(SHIFT)).view(np.int8) if x.dtype == np.uint8 else x
+
+
+def unsigned(x: A) -> A:
+    """Return a weight in int8 as uint8, shifted by 128, and one in uint8 unchanged."""
+    return x.view(np.uint8) ^ np.uint8(SHIFT) if x.dtype == np.int8 else x
+
+
 def product(
     rows: Array, weight: Array, scale: Array, input_first: bool, split: bool = False
 ) -> Array:
     """Multiply rows (M, in) by a weight in int8: (M, out), in at least float32.
 
     Args:
-      weight: (out, in), or (in, out) if `input_first`.
+      weight: (out, in), also as uint8 (`unsigned`), or (in, out) if `input_first`.
       scale: (out,).
       split: whether the weight lies on several devices. A block of its channels would lie on one
         of them, so each device widens all of its part at once.
@@ -68,7 +85,7 @@ def product(
     channels, outputs = int(input_first), len(scale)
 
     def times(rows, weight):
-        widened = weight.astype(rows.dtype)
+        widened = signed(weight).astype(rows.dtype)
         turned = widened if input_first else widened.T
         return jnp.matmul(rows, turned, preferred_element_type=wide)
 
@@ -116,13 +133,27 @@ def in_parts(rows: Array, weight: Array, input_first: bool) -> Array:
     count, width = rows.shape
     parts = jnp.stack([coarse, fine], axis=1).astype(jnp.int8).reshape(2 * count, width)
     if not input_first:
-        sums = products.weight_first(parts, weight, jnp.int32)
+        sums = left_sums(parts, weight)
         pairs = sums.astype(jnp.float32).reshape(-1, count, 2)
         return (pairs[..., 0] + pairs[..., 1] / (2 * LARGEST)).T * scale
     padded = products.filled(parts, devices.MIN_ROWS)
     sums = jnp.matmul(padded, weight, preferred_element_type=jnp.int32)[: 2 * count]
     apart = sums.astype(jnp.float32).reshape(count, 2, -1)
     return (apart[:, 0] + apart[:, 1] / (2 * LARGEST)) * scale
+
+
+def left_sums(parts: Array, weight: Array) -> Array:
+    """Sums of an (out, in) weight, in int8 or uint8, and rows (M, in) in int8: (out, M) int32."""
+    if weight.dtype == jnp.int8:
+        return products.weight_first(parts, weight, jnp.int32)
+    count, axes = len(parts), (((1,), (1,)), ((), ()))
+    padded = products.filled(parts, -(-count // TILE) * TILE if count > 2 else 2)
+    # With a preset jax hands over the two dtypes as they are; it would widen the whole weight.
+    preset = jax.lax.DotAlgorithmPreset.DEFAULT
+    sums = jax.lax.dot_general(
+        weight, padded, axes, precision=preset, preferred_element_type=jnp.int32
+    )
+    return sums[:, :count] - SHIFT * parts.astype(jnp.int32).sum(axis=1)[None, :]
 
 
 def first(x: Array) -> Array:

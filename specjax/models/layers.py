@@ -119,12 +119,16 @@ def arrange(module: M, platform: str | None) -> M:
     for _, layer in nnx.iter_graph(module):
         if hasattr(layer, "input_first"):
             turned = layer.turned_weight()
+            narrow = turned.dtype in int8.DTYPES
             shape = turned.shape[::-1] if layer.input_first else turned.shape
-            dtype = turned.dtype if wide else jnp.float32
+            dtype = (jnp.int8 if narrow else turned.dtype) if wide else jnp.float32
             first = platform is not None and devices.input_first(platform, dtype, shape)
             if layer.input_first != first:
                 turned.set_value(turned[...].T)
                 layer.input_first = first
+            shift = platform == "cpu" and not first and devices.cpu_multiplies("uint8")
+            if narrow and shift != (turned.dtype == np.uint8):
+                turned.set_value((int8.unsigned if shift else int8.signed)(turned[...]))
     return module
 
 
@@ -151,7 +155,8 @@ def widen_weights(module: M, dtype: Any) -> M:
             matrix, scale = (getattr(layer, part) for part in (name, f"{name}_scale"))
             if scale is not None:
                 by_row = jnp.expand_dims(scale[...], 0 if turned else 1)
-                matrix.set_value((matrix[...].astype(by_row.dtype) * by_row).astype(dtype))
+                wide = int8.signed(matrix[...]).astype(by_row.dtype)
+                matrix.set_value((wide * by_row).astype(dtype))
                 delattr(layer, f"{name}_scale")
     return module
 

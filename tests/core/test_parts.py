@@ -84,6 +84,7 @@ DRAFTERS = {  # the family of the target, "" for a table; the draft, by name or 
     "model": ("", lambda target: ModelDrafter(random_table(2))),
     "early_exit": ("llama", "early_exit(layers=1)"),
     "frequent": ("t5", "frequent(draft='early_exit(layers=1)', share=0.5)"),
+    "first_ids": ("t5", "first_ids(draft='early_exit(layers=1)', share=0.5)"),
     "kangaroo": ("gpt2", lambda target: kangaroo(target, 1)),
     "shallow": ("t5", lambda target: shallow(target, 1)),
     "eagle 1": ("t5", lambda target: eagle_of(target, 1)),

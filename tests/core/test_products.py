@@ -173,6 +173,38 @@ def test_in_integers_a_row_does_not_depend_on_the_rows_beside_it():
         np.testing.assert_array_equal(found, jnp.concatenate(alone))
 
 
+def test_uint8_and_the_number_of_rows_change_no_bit():
+    """A weight shifted by 128 gives the sums of the int8 one, for 1 to 16 rows."""
+    rows, weight, _ = int8_factors(16, width=1100)
+    apply = jax.jit(int8.in_parts, static_argnums=2)
+    expected = apply(rows, weight.T, False)
+    shifted = int8.unsigned(weight.T)
+    np.testing.assert_array_equal(int8.signed(shifted), weight.T)
+    for count in range(1, 17):
+        found = apply(rows[:count], shifted, False)
+        np.testing.assert_array_equal(found, expected[:count])
+
+
+@pytest.mark.parametrize("variant", ["v1_0", "v1_1"])  # a tied head, and one of its own
+def test_uint8_is_stored_where_vnni_is(variant, tmp_path, monkeypatch):
+    """Embeddings and logits stay the same, and another platform gets int8 back."""
+    monkeypatch.setattr(devices, "LARGE", 1)
+    place = t5_variants.write(tmp_path, t5_variants.VARIANTS[variant])
+    found = []
+    for units in ({"int8"}, {"int8", "uint8"}):
+        jax.clear_caches()
+        monkeypatch.setattr(devices, "cpu_multiplies", lambda name, units=units: name in units)
+        module = load(place, weights="int8").model.module()
+        head = module.turned_weight()
+        assert head.dtype == (jnp.uint8 if "uint8" in units else jnp.int8)
+        hidden = jax.random.normal(jax.random.key(0), (1, 5, head.shape[1]))
+        moved = LanguageModel.of(module, platform="gpu").module().turned_weight()
+        found.append((module.embed(jnp.arange(9)[None]), module.logits(hidden), moved[...]))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
 def test_one_part_would_be_seen():
     """With the coarse part alone the error is beyond the bound above."""
     rows, weight, scale = int8_factors(3)
