@@ -6,6 +6,7 @@ layout of the parameters are chosen before that, by the device that the paramete
 """
 
 import functools
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -102,6 +103,13 @@ def cpu_multiplies(dtype: str) -> bool:
     except OSError:
         return False
     return not UNITS[dtype].isdisjoint(text.split())
+
+
+def cores() -> int:
+    """Count the processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def has_half_precision(platform: str) -> bool:
