@@ -110,8 +110,3 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def has_half_precision(platform: str) -> bool:
-    """Whether the platform multiplies bfloat16 faster than float32."""
-    return platform != "cpu"
