@@ -46,7 +46,7 @@ def fastest(
         if len(tensor.shape) == 2
     ]
 
-    def most(suits: Callable[[Tensor, tuple[int, ...]], bool]) -> bool:
+    def most(suits: Callable[[Tensor, Any], bool]) -> bool:
         """Whether more than half of the numbers lie in such matrices."""
         return sum(math.prod(shape) * (1 if suits(t, shape) else -1) for t, shape in matrices) > 0
 
