@@ -6,6 +6,7 @@ layout of the parameters are chosen before that, by the device that the paramete
 """
 
 import functools
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -106,6 +107,8 @@ def cpu_multiplies(dtype: str) -> bool:
     return not UNITS[dtype].isdisjoint(text.split())
 
 
-def has_half_precision(platform: str) -> bool:
-    """Whether the platform multiplies bfloat16 faster than float32."""
-    return platform != "cpu"
+def cores() -> int:
+    """Count the processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

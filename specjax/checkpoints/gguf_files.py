@@ -71,7 +71,12 @@ class GGUFTensor(Tensor):
     @property
     def width(self) -> int:
         """2 if quantised or half; else 0: llama.cpp keeps small tensors in float32 in any file."""
-        return 2 if self.kind not in PLAIN or self.dtype.itemsize == 2 else 0
+        return 2 if self.in_blocks or self.dtype.itemsize == 2 else 0
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the numbers are quantised; see `Tensor.in_blocks`."""
+        return self.kind not in PLAIN
 
     @property
     def row_bytes(self) -> int:
@@ -91,7 +96,7 @@ class GGUFTensor(Tensor):
             data = read_bytes(
                 self.file, self.begin + begin * self.row_bytes, (end - begin) * self.row_bytes
             )
-            found = _decode(self.kind, data, end - begin)
+            found = _decode(self.kind, data)
             if self.added:
                 found = found - self.added
             if self.head:
@@ -360,17 +365,17 @@ def _block(kind: str) -> tuple[int, int]:
 def _is_decoded(kind: str) -> bool:
     """Whether the package decodes a type."""
     try:
-        _decode(kind, bytes(_block(kind)[1]), 1)
+        _decode(kind, bytes(_block(kind)[1]))
     except (KeyError, NotImplementedError):
         return False
     return True
 
 
-def _decode(kind: str, data: bytes, rows: int) -> np.ndarray:
-    """Decode rows of numbers, whose shape is left to the caller."""
+def _decode(kind: str, data: bytes) -> np.ndarray:
+    """Decode numbers, whose shape is left to the caller."""
     if kind in PLAIN:
         return np.frombuffer(data, DTYPES[PLAIN[kind]])
     gguf = _package()
-    blocks = np.frombuffer(data, np.uint8).reshape(rows, -1)
+    blocks = np.frombuffer(data, np.uint8)[None]  # one row: the package would decode 16 at a time
     with np.errstate(all="ignore"):  # a scale may be no number
         return gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])

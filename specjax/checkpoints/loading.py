@@ -1,9 +1,11 @@
 """Loads checkpoints from directories, with parameters or with their shapes alone."""
 
 import dataclasses
+import functools
+import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,21 @@ from specjax.checkpoints.config_json import (
 )
 from specjax.checkpoints.families import FAMILIES, family_of
 from specjax.checkpoints.gguf_files import is_gguf
+from specjax.checkpoints.precision import fastest
 from specjax.checkpoints.tensors import Tensor, float_dtype
 from specjax.checkpoints.weights import find_tensors
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
-from specjax.models.memory import check_fits, dtype_of, nbytes
+from specjax.models.memory import check_fits, dtype_of, gigabytes, nbytes
 from specjax.models.sharding import Placement
+
+LOG = logging.getLogger(__name__)
+NARROWER: dict[str, dict[str, Any]] = {
+    "in bfloat16": {"dtype": jnp.bfloat16},
+    "with weights='int8'": {"weights": "int8"},
+}
+"""Ways to hold parameters in less memory, and their options."""
 
 
 def load(
@@ -49,7 +59,8 @@ def load(
       name: a directory in Hugging Face's layout or in T5X's, a file such as "model.gguf", or a hub
         name such as "google-t5/t5-small". Configs, tokenizer and one format of weights are
         downloaded: safetensors if there are any, else torch's, else flax's (docs/checkpoints.md).
-      dtype: of the parameters. None: float32 on a CPU, which has no fast half precision; elsewhere
+      dtype: of the parameters. None: on a CPU what it multiplies fastest: float32, or for large
+        matrices that are stored so int8 (quantised GGUF) or bfloat16, which is logged. Elsewhere
         that of the files, except that float16 becomes bfloat16 (T5's activations overflow float16),
         as do numbers that GGUF holds in fewer bits. On a CPU bfloat16 is for matrices alone: all
         else, hidden states and caches too, is float32, and products round their inputs to bfloat16
@@ -59,7 +70,7 @@ def load(
         parameters follow it. Target and draft belong on the same device.
       weights: "int8": projections, embeddings and heads are rounded to 8 bits as they are read,
         with a scale for each output channel; all else has `dtype`. Outputs follow the rounded
-        model's distribution. None: `dtype`.
+        model's distribution. None: as `dtype` says, and also where that is None.
       cache: "int8": keys and values, the encoder's too, are kept in 8 bits, with a scale for each
         position and head. None: `dtype`.
       mesh: several devices, over which the parameters are split: a `jax.sharding.Mesh` with axes
@@ -74,20 +85,10 @@ def load(
     how: dict[str, Any] = {"dtype": dtype, "device": device, "weights": weights, "cache": cache}
     checkpoint, module, tensors = opened(name, mesh=mesh, replicate=replicate, **how)
     model = checkpoint.model
-    dtype = dtype_of(model)
-    narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
-    if not weights:
-        narrower += f"{' or' if narrower else ', load it'} with weights='int8'"
-    found, times = devices.find(device), 1
-    if model.placement is not None:
-        found, times = sharding.held_by(model)
-    check_fits(
-        f"The parameters of {name} in {weights or dtype.name}",
-        nbytes(model),
-        f"Choose a smaller model{narrower}, or free memory first.",
-        device=found,
-        times=times,
-    )
+    check_memory([checkpoint], device)
+    if checkpoint.precision and _held_in(model) != "float32":
+        LOG.info("%s is held in %s.", name, checkpoint.precision)
+    found = devices.find(device) if model.placement is None else model.placement.first
     family = FAMILIES[checkpoint.config.model_type]
     names = family.tensor_names(checkpoint.config)
     if model.placement is None:
@@ -99,6 +100,43 @@ def load(
         full, model.vocab_size, platform=found.platform, placement=model.placement
     )
     return dataclasses.replace(checkpoint, model=model)
+
+
+def check_memory(outlines: Sequence[Checkpoint], device: jax.Device | str | None = None) -> None:
+    """Raise ValueError if models do not fit on a device together; it says what would fit.
+
+    Args:
+      device: of models that lie on no mesh; None: where jax puts new arrays.
+    """
+    first = outlines[0].model
+    found, times = (devices.find(device), 1)
+    if first.placement is not None:
+        found, times = sharding.held_by(first)
+    held = " and ".join(dict.fromkeys(_held_in(one.model) for one in outlines))
+    check_fits(
+        f"The parameters of {' and '.join(one.name for one in outlines)} in {held}",
+        sum(nbytes(one.model) for one in outlines),
+        functools.partial(_narrower, outlines, found.platform, times),
+        device=found,
+        times=times,
+    )
+
+
+def _held_in(model: LanguageModel) -> str:
+    in_int8 = any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(model))
+    return "int8" if in_int8 else dtype_of(model).name
+
+
+def _narrower(outlines: Sequence[Checkpoint], platform: str, times: int, free: int) -> str:
+    """Say how models that need more than `free` bytes would fit, if they would."""
+    for words, options in NARROWER.items():
+        size = sum(
+            nbytes(shapes(one.config, **options, platform=platform, placement=one.model.placement))
+            for one in outlines
+        ) * (times if platform == "cpu" else 1)
+        if size <= free:
+            return f"Load {words} ({gigabytes(size)}), or free memory first."
+    return "Choose a smaller model, or free memory first."
 
 
 def outline(name: str | os.PathLike, **options: Any) -> Checkpoint:
@@ -137,7 +175,12 @@ def opened(
     tensors = parameters.needed(names, tensors)
     tokenizer = tokenizers.load(directory)
     vocab_size = tokenizers.real_vocab_size(tokenizer, config.vocab_size, directory)
-    dtype = _choose_dtype(dtype, tensors, platform)
+    may_round = weights is None and placement is None
+    if dtype is None:
+        dtype, rounded, precision = fastest(tensors, platform, family.turned, may_round=may_round)
+        weights = weights or rounded
+    else:
+        dtype, precision = float_dtype(dtype), ""
     module = parameters.without_params(family, config, dtype, platform, weights, cache)
     parameters.check_tensors(module, names, tensors, family.turned)
     eos_ids = tokenizers.eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"]))
@@ -165,6 +208,7 @@ def opened(
         eos_ids=tuple(sorted({*eos_ids, *chat_ends})),
         max_source_len=max_source_len,
         prefix=tokenizers.prefix(raw, directory),
+        precision=precision,
         metadata=finding.metadata(directory),
     )
     return checkpoint, module, tensors
@@ -180,15 +224,6 @@ def _placement(
     if device is not None:
         raise ValueError(f"device={device!r} and mesh={mesh!r}: give one of them.")
     return Placement(sharding.mesh_of(mesh), replicate)
-
-
-def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor], platform: str) -> np.dtype:
-    if dtype is not None:
-        return float_dtype(dtype)
-    if not devices.has_half_precision(platform):
-        return np.dtype(np.float32)
-    widest = max(t.width for t in tensors.values())
-    return np.dtype(jnp.bfloat16 if widest == 2 else jnp.float32)
 
 
 def _check_narrow(**options: str | None) -> None:

@@ -1,5 +1,7 @@
 """Fills a module's parameters from tensors of files, a piece at a time, and the reverse."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -12,13 +14,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from tqdm import tqdm
 
+from specjax import devices
 from specjax.checkpoints.families import Family
 from specjax.checkpoints.gguf_files import is_gguf, way_out
-from specjax.checkpoints.tensors import Tensor, Turned, Unread, read_into, read_rounded, read_scales
+from specjax.checkpoints.tensors import (
+    Tensor,
+    Turned,
+    Unread,
+    read_int8,
+    read_into,
+    read_rounded,
+    read_scales,
+)
 from specjax.models import int8, sharding
 from specjax.models.layers import M, arrange, narrow_weights, quantise_weights
+from specjax.models.memory import nbytes
 from specjax.models.sharding import Placement, turned_paths
+
+MAX_READERS = 8  # threads, each of which holds some megabytes of numbers that it decodes
+SHOWN_AFTER = 1  # seconds; a small model needs no bar
 
 
 def without_params(
@@ -100,22 +116,23 @@ def read_params(
     stored_turned: tuple[str, ...],
     device: jax.Device | None,
 ) -> M:
-    """Read the files' parameters into a module, one after the other.
+    """Read the files' parameters into a module, one in each thread: numpy releases Python's lock.
 
     Args:
       device: the parameters are committed to it; None: to none, so jax may move them.
     """
     graphdef, abstract = nnx.split(module)
     slots, turned, filled = dict(nnx.to_flat_state(abstract)), turned_paths(module), {}
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]  # of this thread alone
 
     def place(path: tuple, out: np.ndarray) -> None:
         # Nothing else holds `out`, so on a CPU the array may use its memory without a copy.
-        placed = jax.device_put(out, device, may_alias=True)
+        with jax.default_device(default):
+            placed = jax.device_put(out, device, may_alias=True)
         filled[path] = slots[path].replace(jax.block_until_ready(placed))
 
-    for path, slot in slots.items():
-        if _weight_of(path, slots) is not None:
-            continue
+    def read(path: tuple) -> None:
+        slot = slots[path]
         parts = _parts(names[path], tensors, stored_turned)
         out = _aligned(slot.shape, slot.dtype)
         views = _split(out.T if path in turned else out, names[path])
@@ -125,8 +142,7 @@ def read_params(
             views = _split(signed.T if path in turned else signed, names[path])
             scale = _aligned(slots[scale_path].shape, slots[scale_path].dtype)
             for name, of_part in _split(scale, names[path]).items():
-                read_scales(parts[name], of_part)
-                read_rounded(parts[name], views[name], of_part)
+                read_int8(parts[name], views[name], of_part)
             place(scale_path, scale)
             if slot.dtype == np.uint8:
                 out ^= np.uint8(int8.SHIFT)
@@ -134,7 +150,28 @@ def read_params(
             for name, view in views.items():
                 read_into(parts[name], view)
         place(path, out)
+
+    paths = [path for path in slots if _weight_of(path, slots) is None]
+    with _bar(slots) as bar, _readers() as readers:
+        for path, _ in zip(paths, readers.map(read, paths), strict=True):
+            bar.update(nbytes(slots[path]))
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
+
+
+def _bar(slots: Mapping[tuple, Any]) -> tqdm:
+    """A progress bar of the bytes that parameters take, in a terminal."""
+    how: dict[str, Any] = {"unit": "B", "unit_scale": True, "leave": False, "delay": SHOWN_AFTER}
+    return tqdm(total=nbytes(slots), desc="weights", disable=None, **how)
+
+
+@contextlib.contextmanager
+def _readers() -> Iterator[concurrent.futures.Executor]:
+    """Threads that read parameters. After an error, those that wait are not read."""
+    pool = concurrent.futures.ThreadPoolExecutor(min(devices.cores(), MAX_READERS))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def read_shards(

@@ -45,7 +45,7 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
     if any(leaf.dtype in int8.DTYPES for leaf in jax.tree.leaves(checkpoint.model)):
         raise ValueError(
             f"{checkpoint.name} has weights in int8, and files hold floats here. Save what "
-            "specjax.load gives without weights='int8', or copy the directory that it came from: "
+            "specjax.load gives with dtype='float32', or copy the directory that it came from: "
             "weights are rounded as they are read, in no more memory."
         )
     names = family.tensor_names(checkpoint.config)

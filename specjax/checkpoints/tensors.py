@@ -31,7 +31,9 @@ DTYPES = FLOATS | {
     name: np.dtype(name) for name in ("bool", "uint8", "int8", "int16", "int32", "int64")
 }
 HELD = ("float32", "bfloat16", "float16")  # dtypes in which parameters may be held or written
-CHUNK = 1 << 22  # bytes read at once
+CHUNK = 1 << 20
+"""Bytes read at once. They and what is computed of them stay in a processor's cache, and in memory
+that Python keeps; larger arrays are new memory for each piece, which Linux has to clear."""
 AGAIN = "Copy or download it again."
 POINTER = b"version https://git-lfs"  # begins what git-lfs leaves in the place of a file
 At = tuple[slice, ...]  # where a piece lies in its tensor
@@ -50,6 +52,11 @@ class Tensor(abc.ABC):
     def width(self) -> int:
         """Bytes of a number that keep its precision in memory; 0: other tensors decide."""
         return self.dtype.itemsize
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the numbers are quantised: 8 bits or fewer each, with a scale for a block."""
+        return False
 
     @abc.abstractmethod
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
@@ -91,6 +98,11 @@ class Turned(Tensor):
     def width(self) -> int:
         """The width of the stored tensor."""
         return self.stored.width
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the stored tensor is quantised."""
+        return self.stored.in_blocks
 
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
         """Yield the pieces of the stored tensor, transposed."""
@@ -146,14 +158,27 @@ def float_dtype(value: Any) -> np.dtype:
 def read_into(tensor: Tensor, out: np.ndarray, part: At | None = None) -> None:
     """Fill `out`, of the shape of the tensor or of the part, in its own dtype and strides."""
     for at, piece in tensor.pieces() if part is None else tensor.within(part):
-        out[at] = piece
+        # numpy rounds numbers that are adjacent much faster than it transposes rounded ones.
+        out[at] = piece.astype(out.dtype, copy=False)
         del piece  # otherwise it stays in memory beside the next
+
+
+def read_int8(tensor: Tensor, out: np.ndarray, scale: np.ndarray) -> None:
+    """Fill `out`, in int8, and the scale of each row with a matrix, as `int8.quantise` does."""
+    for at, piece in tensor.pieces():
+        if piece.shape[1] < tensor.shape[1]:  # scales are those of whole rows
+            read_scales(tensor, scale)
+            read_rounded(tensor, out, scale)
+            return
+        with np.errstate(invalid="ignore"):  # where a number is not finite, neither is its scale
+            out[at], scale[at[0]] = int8.quantise(piece, axis=1)
+        del piece
 
 
 def read_scales(tensor: Tensor, out: np.ndarray, rows: slice = slice(None)) -> None:
     """Fill `out` with the scale of each row of a matrix, or of some rows, as `int8.quantise` does.
 
-    This is a separate pass before `read_rounded`, since a piece need not hold whole rows.
+    This is a separate pass before `read_rounded`, for pieces that hold parts of rows.
 
     Args:
       out: float32.

@@ -30,7 +30,7 @@ SHARED: Fields = {
     "max_source_len": (0, "tokens of an input at most; 0: the target's own limit"),
     "seed": (0, "of all draws"),
     "batch_size": (defaults.BATCH_SIZE, "rows at once; select times batches of 1"),
-    "dtype": ("", "float32, bfloat16; empty: float32 on a CPU, elsewhere the checkpoint's"),
+    "dtype": ("", "float32, bfloat16; empty: the fastest on a CPU, elsewhere the checkpoint's"),
     "weights": ("", "int8: the target's in 8 bits; a draft's by its name, int8(draft='DIR')"),
     "cache": ("", "int8: the target's in 8 bits; int8(draft='DIR', cache=True)"),
     "check_tokens": (True, "False: take drafts whose tokens are not the target's; costs speed"),

@@ -9,6 +9,7 @@ import jax
 
 from specjax import checkpoints, decoding, drafters, policies, rules, trees
 from specjax.checkpoints.compatibility import check_pair
+from specjax.checkpoints.loading import check_memory as check_parameters
 from specjax.cli import defaults
 from specjax.decoding.methods import MAX_GAMMA
 from specjax.drafters.base import Drafter
@@ -61,15 +62,19 @@ def check(config) -> None:
 
 
 def check_fit(config) -> None:
-    """Raise ValueError if the pair does not fit, before weights are loaded."""
+    """Raise ValueError if the pair fits neither together nor in memory, before it is loaded."""
     if not with_draft(config) or drafters.maker(config.draft):
         return
     if drafters.is_attached(config.draft):  # its file says which target it belongs to
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # loading will issue them
-        target, draft = map(checkpoints.outline, (config.target, config.draft))
+        precision = defaults.precision(config)
+        target = checkpoints.outline(config.target, **precision)
+        draft = checkpoints.outline(config.draft, dtype=precision["dtype"])
     check_pair(target, draft, check_tokens=config.get("check_tokens", True))
+    if not config.mesh:
+        check_parameters([target, draft])
 
 
 def with_draft(config) -> bool:

@@ -222,7 +222,7 @@ def files(case: Case, role: str) -> Finding:
     count = sum(leaf.size for leaf in jax.tree.leaves(found.model))
     kind = type(found.config).__name__.removesuffix("Config")
     remarks = [str(warning.message) for warning in caught if warning.category is UserWarning]
-    seen = f"{kind}, {count:,} parameters in {_dtype(found)}"
+    seen = f"{kind}, {count:,} parameters in {found.precision or _dtype(found)}"
     return verdicts.warn_if(f"{role} files", seen, " ".join(remarks))
 
 

@@ -94,8 +94,7 @@ def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
     if any(leaf.dtype in int8.DTYPES for leaf in jax.tree.leaves(params)):
         raise ValueError(
             f"Kangaroo's adapter is a layer of {target.name}'s own kind, in floats, and that one "
-            "has its weights in int8. Load the target without weights='int8', or take another "
-            "drafter."
+            "has its weights in int8. Load the target with dtype='float32', or take another one."
         )
     adapter = {"layer": params[stack][layers], "norm": params[norm]}
     return Kangaroo(target.model, jax.tree.map(jnp.copy, adapter), layers)

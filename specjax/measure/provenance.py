@@ -134,9 +134,7 @@ def environment() -> dict[str, Any]:
         "platform": device.platform,
         "device": _processor() if device.platform == "cpu" else device.device_kind,
         "devices": jax.device_count(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": devices.cores(),
     }
 
 

@@ -26,6 +26,8 @@ class Checkpoint:
     """Most tokens of an input; longer ones are truncated."""
     prefix: str = ""
     """Beginning that config.json asks for in every input. It is not added to texts."""
+    precision: str = ""
+    """The dtype that `load` chose for the parameters, and why; "" where it was given."""
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Notes stored with the weights, such as the hash of the training data."""
 

@@ -5,6 +5,7 @@ outlines (`checkpoints.outline`), whose parameters are shapes.
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,12 +94,17 @@ def memory_free(device: jax.Device | None = None) -> int | None:
 
 
 def check_fits(
-    what: str, needed: int, way_out: str, device: jax.Device | None = None, times: int = 1
+    what: str,
+    needed: int,
+    way_out: str | Callable[[int], str],
+    device: jax.Device | None = None,
+    times: int = 1,
 ) -> None:
     """Raise ValueError, with both numbers, if the device certainly cannot hold `needed` bytes.
 
     Args:
       what: beginning of the message: the thing to hold.
+      way_out: end of the message, or a function that makes it from the bytes that are free.
       device: default: where jax puts new arrays.
       times: devices of one machine that each need as much: those of a CPU share its memory.
     """
@@ -106,9 +112,10 @@ def check_fits(
     needed *= times if device.platform == "cpu" else 1
     free = memory_free(device)
     if free is not None and needed > free:
+        end = way_out if isinstance(way_out, str) else way_out(free)
         place = "this machine" if device.platform == "cpu" else f"the device {device}"
         raise ValueError(
-            f"{what} need {gigabytes(needed)}, and {gigabytes(free)} are free on {place}. {way_out}"
+            f"{what} need {gigabytes(needed)}, and {gigabytes(free)} are free on {place}. {end}"
         )
 
 

@@ -1,6 +1,7 @@
 """The frame of a command: flags, errors in one sentence, output directories."""
 
 import contextlib
+import logging
 import os
 import pathlib
 import signal
@@ -10,7 +11,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from absl import app, flags, logging
+from absl import app, flags
+from absl import logging as absl_logging
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
@@ -54,9 +56,11 @@ def _run(main: Callable[[list[str]], Any], usage: str | None, config: str, posit
         return
     from specjax.support import compilation_cache  # it imports jax; --help must not wait for it
 
-    logging.set_verbosity(logging.WARNING)
+    absl_logging.set_verbosity(absl_logging.WARNING)
     compilation_cache.enable_compilation_cache()
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+    logging.getLogger("specjax").setLevel(logging.INFO)
+    logging.getLogger("specjax").handlers = [_Notes()]
 
     Steps.latest = None
 
@@ -251,6 +255,13 @@ def interrupted() -> str:
     steps.close()  # this ends its line
     after = f"interrupted after {steps.ended} of {steps.total}"
     return f"{after}; the same command goes on" if steps.resumes else after
+
+
+class _Notes(logging.Handler):
+    """Shows what the library logs, such as the dtype that it chose."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
 
 
 def say(what: str) -> None:

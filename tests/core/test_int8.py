@@ -3,6 +3,7 @@ too, and that the output's distribution is that of the quantised target."""
 
 import dataclasses
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -124,16 +125,37 @@ def test_weights_are_rounded_as_they_are_read(directory, monkeypatch):
     assert dtype_of(found) == "float32, weights int8"
 
 
+@pytest.mark.parametrize(("axis", "reads"), [(0, 1), (1, 3)])
+def test_whole_rows_are_read_once(axis, reads):
+    """Pieces of rows do for scales and numbers; pieces of columns are read again for numbers."""
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    begun = []
+
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class InTwo(tensors.Held):
+        def pieces(self):
+            begun.append(axis)
+            for part in np.split(np.arange(self.shape[axis]), 2):
+                at = [slice(None), slice(None)]
+                at[axis] = slice(part[0], part[-1] + 1)
+                yield tuple(at), self.array[tuple(at)]
+
+    out, scale = np.zeros((4, 6), np.int8), np.zeros(4, np.float32)
+    tensors.read_int8(InTwo(pathlib.Path("x"), x.dtype, x.shape, x), out, scale)
+    assert len(begun) == reads
+    jax.tree.map(np.testing.assert_array_equal, (out, scale), int8.quantise(x, axis=1))
+
+
 def test_scales_of_a_wrong_axis_are_seen(tmp_path, monkeypatch):
     """Scales of input channels instead, of square matrices, so that nothing else shows it."""
     directory = gpt_variants.write(tmp_path, gpt_variants.VARIANTS["untied"])
-    right = parameters.read_scales
+    right = parameters.read_int8
 
-    def wrong(tensor, out):
+    def wrong(tensor, out, scale):
         square = tensor.shape[0] == tensor.shape[1]
-        right(tensors.Turned.of(tensor) if square else tensor, out)
+        right(tensors.Turned.of(tensor) if square else tensor, out.T if square else out, scale)
 
-    monkeypatch.setattr(parameters, "read_scales", wrong)
+    monkeypatch.setattr(parameters, "read_int8", wrong)
     with pytest.raises(AssertionError):
         check_rounding(
             checkpoints.load(directory, weights="int8").model, checkpoints.load(directory).model
@@ -436,7 +458,7 @@ def test_a_drafter_of_the_floats_serves_the_rounded_target(tmp_path):
         for other in (target_of("gpt", seed=7), in_int8(target_of("gpt", seed=7))):
             with pytest.raises(ValueError, match="other weights"):
                 attached.load(tmp_path / directory, other)
-    with pytest.raises(ValueError, match="Load the target without weights='int8'"):
+    with pytest.raises(ValueError, match="Load the target with dtype='float32'"):
         kangaroo(narrow, 1)
     kangaroo(in_int8(floats, weights=False), 1)
 
@@ -479,9 +501,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
         checkpoints.save(tmp_path / "out", checkpoints.load(directory, **BOTH))
     checkpoints.save(tmp_path / "out", checkpoints.load(directory, cache="int8"))
     monkeypatch.setattr(memory, "memory_free", lambda device: 5)
-    with pytest.raises(ValueError, match=r"load it in bfloat16 or with weights='int8', or free"):
-        checkpoints.load(directory)
-    with pytest.raises(ValueError, match=r"in int8 need .* load it in bfloat16, or free"):
+    with pytest.raises(ValueError, match=r"in int8 need .*\. Choose a smaller model, or free"):
         checkpoints.load(directory, weights="int8")
 
 
@@ -491,6 +511,5 @@ def test_what_is_not_finite_stays_so(tmp_path):
     x[2, 1] = np.nan
     x[3, 0] = np.inf
     out, scale = np.zeros((4, 3), np.int8), np.zeros(4, np.float32)
-    tensors.read_scales(tensors.Held.of(x), scale)
-    tensors.read_rounded(tensors.Held.of(x), out, scale)
+    tensors.read_int8(tensors.Held.of(x), out, scale)
     np.testing.assert_array_equal(np.isfinite(scale), [True, True, False, False])

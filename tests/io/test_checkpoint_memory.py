@@ -34,7 +34,8 @@ PROGRAM = """
         return int(re.search(rf"{field}:\\s+(\\d+)", status)[1])
 
     action, small, big, out = sys.argv[1:]
-    act = checkpoints.load if action == "load" else lambda place: checkpoints.convert(place, out)
+    convert = lambda place: checkpoints.convert(place, out, overwrite=True)
+    act = checkpoints.load if action == "load" else convert
     act(small)
     before = kilobytes("VmRSS")
     model = act(big).model

@@ -1,6 +1,7 @@
 """GGUF files give the parameters that safetensors give, or an error of one line that names the
 file. `tests/torch/test_gguf_torch.py` compares logits and ids with transformers' own reading."""
 
+import logging
 import math
 import sys
 import tracemalloc
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import gguf_variants as variants
+from specjax import devices
 from specjax.checkpoints import (
     convert,
     described,
@@ -18,8 +20,8 @@ from specjax.checkpoints import (
     gguf_files,
     gguf_models,
     load,
-    loading,
     outline,
+    precision,
     tensors,
 )
 from specjax.checkpoints.tensors import Turned, read_into
@@ -127,7 +129,37 @@ def test_all_types_that_the_package_decodes():
 def test_the_dtype_on_an_accelerator(model, kind, expected, tmp_path):
     """bfloat16 unless all numbers are float32: norms are in any file."""
     found = gguf_models.read(written(tmp_path / "x.gguf", model, kind=kind))[1]
-    assert loading._choose_dtype(None, found, "gpu").name == expected
+    assert precision.fastest(found, "gpu").dtype.name == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "large", "units", "held"),
+    [
+        ("Q4_0", 1, ("int8",), "int8"),
+        ("Q8_0", 1, ("int8", "bfloat16"), "int8"),
+        ("Q4_0", 1, ("bfloat16",), "float32"),
+        ("Q4_0", 1 << 20, ("int8",), "float32"),
+        ("BF16", 1, ("int8", "bfloat16"), "bfloat16"),
+        ("BF16", 1, ("int8",), "float32"),
+        ("F16", 1, ("int8", "bfloat16"), "float32"),
+        ("F32", 1, ("int8", "bfloat16"), "float32"),
+    ],
+)
+def test_the_dtype_on_a_cpu(kind, large, units, held, tmp_path, monkeypatch, caplog):
+    """What large matrices are multiplied fastest in, if they are stored so; and it is logged."""
+    monkeypatch.setattr(devices, "LARGE", large)
+    monkeypatch.setattr(devices, "DEEP", 1)
+    monkeypatch.setattr(devices, "cpu_multiplies", lambda dtype: dtype in units)
+    caplog.set_level(logging.INFO, "specjax")
+    path = written(tmp_path / "x.gguf", kind=kind)
+    found = load(path)
+    asked = {"weights": "int8"} if held == "int8" else {"dtype": held}
+    assert_same(found, load(path, **asked))
+    assert found.precision.startswith(f"{held}, as ")
+    assert outline(path).precision == found.precision
+    lines = [f"{path} is held in {found.precision}."] if held != "float32" else []
+    assert caplog.messages == lines
+    assert load(path, dtype="float32").precision == ""
 
 
 def test_outline_and_description(file):

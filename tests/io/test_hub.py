@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import threading
+import time
 import warnings
 
 import huggingface_hub
@@ -22,7 +24,7 @@ import llama_variants
 import t5_variants
 import t5gemma_variants
 from specjax import checkpoints, devices
-from specjax.checkpoints import Checkpoint, load, parameters, save, saving, tensors
+from specjax.checkpoints import Checkpoint, load, outline, parameters, save, saving, tensors
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
@@ -212,6 +214,51 @@ def test_no_second_copy_is_made_of_the_weights(directory, monkeypatch):
     model = load(directory).model
     arrays = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(model)]
     assert set(arrays) <= {start for start, _ in places}
+
+
+def test_parameters_are_read_in_threads(directory, monkeypatch):
+    """Two are under way at once; an error of one is the error of loading, and ends it."""
+    monkeypatch.setattr(devices, "cores", lambda: 2)
+    both, read = threading.Barrier(2), parameters.read_into
+    count = len(jax.tree.leaves(outline(directory).model))
+    begun = []
+
+    def waits(tensor, out):
+        begun.append(tensor)
+        if len(begun) <= 2:
+            both.wait(timeout=30)
+        if len(begun) > 2:
+            time.sleep(0.01)
+            raise ValueError("damaged")
+        read(tensor, out)
+
+    monkeypatch.setattr(parameters, "read_into", waits)
+    with pytest.raises(ValueError, match="damaged"):
+        load(directory)
+    assert 2 < len(begun) < count
+
+
+def test_readers_place_arrays_where_jax_does(directory, monkeypatch):
+    """`jax.default_device` is set for a thread, and readers are others."""
+    place, found = jax.device_put, set()
+
+    def seen(*args, **options):
+        found.add(jax.config.jax_default_device)
+        return place(*args, **options)
+
+    monkeypatch.setattr(jax, "device_put", seen)
+    with jax.default_device(device := jax.local_devices()[0]):
+        load(directory)
+    assert found == {device}
+
+
+def test_a_bar_in_a_terminal(directory, monkeypatch, capsys):
+    monkeypatch.setattr(parameters, "SHOWN_AFTER", 0)
+    load(directory)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    load(directory)
+    assert "\rweights:" in capsys.readouterr().err
 
 
 # --- tokenizers --------------------------------------------------------------------------------

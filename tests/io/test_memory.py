@@ -136,10 +136,28 @@ def test_a_model_that_does_not_fit_says_so_before_it_is_read(directory, monkeypa
     said = memory.gigabytes(size)
     with pytest.raises(ValueError, match=rf"{directory}.* float32 need {said}, and .* free on thi"):
         load(directory)
-    with pytest.raises(
-        ValueError, match="smaller model, load it in bfloat16 or with weights='int8', or"
-    ):
-        load(directory)
+    narrow = memory.nbytes(outline(directory, dtype="bfloat16").model)
+    least = memory.nbytes(outline(directory, weights="int8").model)
+    for free, way_out in {
+        narrow: rf"\. Load in bfloat16 \({memory.gigabytes(narrow)}\), or free memory first",
+        least: rf"\. Load with weights='int8' \({memory.gigabytes(least)}\), or",
+        least - 1: r"\. Choose a smaller model, or free memory first",
+    }.items():
+        monkeypatch.setattr(memory, "memory_free", lambda device, free=free: free)
+        with pytest.raises(ValueError, match=way_out):
+            load(directory)
+
+
+def test_a_pair_that_does_not_fit_says_so_before_the_target_is_read(directory, monkeypatch):
+    """Each model alone would fit."""
+    config = defaults.decode()
+    config.target = config.draft = str(directory)
+    size = memory.nbytes(outline(directory).model)
+    monkeypatch.setattr(memory, "memory_free", lambda device: 2 * size)
+    pairs.check_fit(config)
+    monkeypatch.setattr(memory, "memory_free", lambda device: 2 * size - 1)
+    with pytest.raises(ValueError, match=rf"need {memory.gigabytes(2 * size)}, .* Load in bfloat"):
+        pairs.check_fit(config)
 
 
 @pytest.mark.parametrize(
