@@ -127,10 +127,8 @@ def reason(rows: Rows) -> str:
         clauses.append(
             f"{row['method']}: {row['tau']:.2f} tokens (α = {row['alpha']:.2f}) for {time}"
         )
-    return (
-        f"{best['kind']}: {best['method']} is fastest, {speed(best):.2f} times plain decoding. "
-        f"Rounds of {'; '.join(clauses)}."
-    )
+    times = f", {speed(best):.2f} times plain decoding" if best["draft"] else ""
+    return f"{best['kind']}: {best['method']} is fastest{times}. Rounds of {'; '.join(clauses)}."
 
 
 def speed(row: Mapping[str, Any]) -> float:

@@ -220,7 +220,9 @@ def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
     if not dtype:
         assert every[-1]["same"] == 12
         assert "the same tokens" in outcome.stdout
-    assert re.search(r"^conversation: .* is fastest, [\d.]+ times plain", outcome.stdout, re.M)
+    assert re.search(
+        r"^conversation: .* is fastest.*\. Rounds of lookup, γ = 2: ", outcome.stdout, re.M
+    )
     theirs = {
         name: files.read_rows(tmp_path / "spec_bench" / f"{name}-T0.jsonl")
         for name in ("plain-decoding", "lookup-gamma-2")
