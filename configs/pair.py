@@ -39,7 +39,7 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
         draft,
         f"switch(drafts=('lookup(min_ngram=3)', {draft!r}), choice='fixed')",
     )
-    config.gammas = (6,)
+    config.gammas = (2, 6)
     config.questions = str(PROMPTS)
     config.group_size = 1  # a run that was cut off loses one question
     config.repeats = 1
@@ -54,5 +54,6 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
         config.questions = "question.jsonl"
         config.questions_per_category = 10
         config.names, config.drafts = config.names[:2], config.drafts[:2]
+        config.gammas = (6,)
         config.max_new_tokens = 24
     return config
