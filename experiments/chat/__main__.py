@@ -120,7 +120,7 @@ class Bench:
         """The drafts, loaded, by their names in tables. A switch has those before it."""
         dtype = defaults.precision(self.config)["dtype"]
         load = functools.cache(partial(drafters.load, target=self.target, dtype=dtype))
-        made = {}
+        made: dict[str, Any] = {}
         for title, draft in zip(titles(self.config), self.names.values(), strict=True):
             if named.name_in(draft) == "switch":
                 given = dict(named.settings("drafter", drafters.NAMES, draft))
