@@ -46,7 +46,7 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
     if size == "demo":
         config.categories = ("code written", "code edited", "chat")
         config.questions_per_category = 1
-        config.max_new_tokens = 96
+        config.max_new_tokens = 64
     elif size == "full":
         config.max_new_tokens = 160
         config.repeats = 3
