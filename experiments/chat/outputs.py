@@ -94,7 +94,7 @@ def rounds(target: Checkpoint, begin: int, batch_size: int) -> Iterator[list[dic
 def main(_) -> None:
     args = flags.FLAGS
     workdir = command_line.make_workdir(args.workdir)
-    name = args.target or str(fetch.model(workdir))
+    name = fetch.resolved(args.target or fetch.SMOLLM2, workdir)
     command_line.say_loading(name)
     target = specjax.load(name, dtype=jnp.bfloat16)
     place = workdir / "outputs"

@@ -10,13 +10,11 @@ are resampled together.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from specjax.measure import report
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
 
@@ -66,7 +64,7 @@ class Block:
     temperature: float
     batch: int
     units: Mapping[str, list[Unit]]
-    facts: Mapping[str, Mapping[str, Any]]  # draft, gamma and policy of each method
+    facts: Mapping[str, Mapping[str, Any]]  # draft, gamma, policy and free of each method
 
     @property
     def kinds(self) -> list[str]:
@@ -105,7 +103,11 @@ def blocks(rows: Rows) -> list[Block]:
     found = []
     for temperature, batch in dict.fromkeys((row["temperature"], row["batch"]) for row in rows):
         some = [r for r in rows if (r["temperature"], r["batch"]) == (temperature, batch)]
-        facts = {r["method"]: {f: r[f] for f in ("draft", "gamma", "policy")} for r in some}
+        # Rows made before the field `free` was have none.
+        facts = {
+            r["method"]: {**{f: r[f] for f in ("draft", "gamma", "policy")},
+                          "free": r.get("free", False)} for r in some
+        }  # fmt: skip
         made: dict[tuple[str, int], dict[str, list[Unit]]] = {}
         for row in some:
             made.setdefault((row["category"], row["group"]), {})[row["method"]] = units(row)
@@ -143,9 +145,6 @@ def units(row: Mapping[str, Any]) -> list[Unit]:
 def questions(some: Sequence[Unit]) -> list[list[dict[str, Any]]]:
     """The outputs of each question, without repeated ones: its turns."""
     return [[turn[i] for turn in unit.turns] for unit in some for i in range(unit.own)]
-
-
-# --- figures -------------------------------------------------------------------------------------
 
 
 def resamples(count: int, parts: int = 1) -> Int[np.ndarray, "B N"]:
@@ -325,123 +324,3 @@ def table(block: Block, costs: Mapping[str, Costs] | None = None) -> list[dict[s
     """The figures of all methods, by kind and in all."""
     kinds = [*block.kinds, EVERY] if len(block.kinds) > 1 else block.kinds
     return [figures(block, kind, name, costs) for kind in kinds for name in block.units]
-
-
-# --- cells ---------------------------------------------------------------------------------------
-
-
-def cell(value: Any) -> str:
-    """A figure with two decimals, and its interval if it has one; "" for None."""
-    if value is None:
-        return ""
-    if not isinstance(value, Estimate):
-        return f"{value:.2f}"
-    if np.isnan(value.low):
-        return f"{value.value:.2f}"
-    return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
-
-
-def point(value: Estimate | None) -> str:
-    """An estimate without its interval."""
-    return "–" if value is None else f"{value.value:.2f}"
-
-
-def of(name: str, row: Mapping[str, Any]) -> str:
-    """The cell of a field."""
-    return cell(row[name])
-
-
-def position(number: int, row: Mapping[str, Any]) -> str:
-    """The cell of a position, from 0; "–" where none was reached, "" beyond γ."""
-    if number >= len(row["acceptance"]):
-        return ""
-    return cell(row["acceptance"][number]) or "–"
-
-
-def main_columns(rows: Rows) -> list[report.Column]:
-    """Columns of the table of all figures; those that no row has are left out."""
-    named = {
-        "τ": "tau",
-        "drafted": "drafted",
-        "verified": "verified",
-        "accepted": "accepted",
-        "rejected": "rejected",
-        "α": "alpha",
-        "speedup": "speedup",
-        "end to end": "end_to_end",
-        "/ best γ": "over_best",
-        "oracle": "oracle",
-        "predicted": "predicted",
-    }
-    return [
-        ("category", lambda row: row["kind"]),
-        ("method", lambda row: row["method"]),
-        ("inputs", lambda row: str(row["inputs"])),
-        ("prefill, s", partial(of, "prefill")),
-        ("ms/token", lambda row: f"{row['ms_per_token']:.1f}"),
-        *(
-            (title, partial(of, name))
-            for title, name in named.items()
-            if any(row[name] is not None for row in rows)
-        ),
-    ]
-
-
-def position_columns(rows: Rows) -> list[report.Column]:
-    """Columns of the table of acceptance by position."""
-    longest = max((len(row["acceptance"]) for row in rows), default=0)
-    return [
-        ("category", lambda row: row["kind"]),
-        ("method", lambda row: row["method"]),
-        *((str(i + 1), partial(position, i)) for i in range(longest)),
-    ]
-
-
-def short_columns(rows: Rows) -> list[report.Column]:
-    """Columns of the terminal's table: the figures in all."""
-    more = {"α": "alpha", "speedup": "speedup", "end to end": "end_to_end",
-            "/ best γ": "over_best", "oracle": "oracle"}  # fmt: skip
-    return [
-        ("method", lambda row: row["method"]),
-        ("ms/token", lambda row: f"{row['ms_per_token']:.1f}"),
-        ("τ", lambda row: f"{row['tau']:.2f}"),
-        *(
-            (title, partial(of, name))
-            for title, name in more.items()
-            if any(row[name] is not None for row in rows)
-        ),
-        ("accepted, by position", lambda row: " ".join(map(point, row["acceptance"]))),
-    ]
-
-
-def by_kind(rows: Rows) -> tuple[list[report.Column], list[dict[str, Any]]]:
-    """Columns and rows of the speedups by kind of question, a row for each method."""
-    kinds = [kind for kind in dict.fromkeys(row["kind"] for row in rows) if kind != EVERY]
-    found = [
-        {"method": name, **{r["kind"]: r["speedup"] for r in rows if r["method"] == name}}
-        for name in dict.fromkeys(row["method"] for row in rows)
-    ]
-    columns: list[report.Column] = [("method", lambda row: row["method"])]
-    return [*columns, *((kind, partial(point_of, kind)) for kind in kinds)], found
-
-
-def point_of(kind: str, row: Mapping[str, Any]) -> str:
-    """A method's speedup on a kind of question."""
-    return point(row[kind])
-
-
-def fastest(rows: Rows) -> str:
-    """Say which method was fastest on which kind of question."""
-    kinds = [kind for kind in dict.fromkeys(row["kind"] for row in rows) if kind != EVERY]
-    best = {
-        kind: max((r for r in rows if r["kind"] == kind), key=lambda r: r["speedup"].value)
-        for kind in kinds
-    }
-    winners = "; ".join(f"{kind}: {row['method']}" for kind, row in best.items())
-    return f"Fastest for {winners}."
-
-
-def costs_line(draft: str, costs: Costs, gammas: Sequence[int]) -> str:
-    """Say what a round of a draft costs, in steps of plain decoding."""
-    passes = ", ".join(f"v({gamma}) = {costs.v(gamma):.2f}" for gamma in gammas)
-    return f"{draft}: c = {costs.c:.2f}, {passes}."

@@ -36,6 +36,7 @@ from rich.text import Text
 from experiments.race import recording
 from experiments.race.recording import Piece, Side
 from specjax import checkpoints, decoding, drafters
+from specjax.cli import defaults
 from specjax.cli.inputs import load_examples
 from specjax.loop import Method
 from specjax.measure import doubts, phases, report
@@ -91,13 +92,14 @@ def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list
     """Both sides, plain decoding first."""
     draft = chosen(config, draft)
     command_line.say_loading(config.target, draft)
-    target = checkpoints.load(config.target, mesh=config.get("mesh") or None)
+    precision, mesh = defaults.precision(config), config.get("mesh") or None
+    target = checkpoints.load(config.target, **precision, mesh=mesh)
     examples = load_examples(config)[:inputs]
     sources = decoding.tokenize(
         target, [example.input for example in examples], config.max_source_len or None
     )
     how = Sampling(temperature)
-    loaded = drafters.load(draft, target)
+    loaded = drafters.load(draft, target, dtype=precision["dtype"])
     methods: dict[str, Method] = {
         "plain": decoding.plain(target, how),
         "speculative": decoding.build(target, loaded, gamma=gamma, sampling=how, tree=config.tree),

@@ -251,7 +251,8 @@ def side_by_side(
       width: width of the sources, as in `start`.
       note: returns what to keep of each batch's final state.
       compiled: whether an earlier call has compiled these methods in these shapes, and nothing has
-        dropped them since (`memory_maps.clearings`). Otherwise all decode the first batch before.
+        dropped them since (`memory_maps.clearings`). Otherwise all decode a token of the first
+        batch before.
       share: whether methods that differ in their policy alone start from one prefill, and count its
         time each. Long prompts of many policies so take less.
       order: draws the order of the methods, as in `in_turns`.
@@ -262,12 +263,14 @@ def side_by_side(
                     rows=len(batches[0]), budgets=budgets, width=width)  # fmt: skip
 
     begun = Begun(begin, share)
+    # A budget changes no program: one token compiles as much as a whole output.
+    warm = Begun(partial(begin, budgets=[1] * len(texts)), share)
 
     def after_a_turn() -> None:
         begun.forget()
         between()
 
-    def run(method: Method, batch: range) -> Run:
+    def run(method: Method, batch: range, begun: Begun = begun) -> Run:
         before, context, state = begun(method, batch)
         first = time.perf_counter()
         state = jax.block_until_ready(loop.decode(method, context, state))
@@ -280,8 +283,8 @@ def side_by_side(
     with memory_maps.kept(0 if compiled else programs):
         if not compiled:
             say(f"compiling {_together(methods)}")
-            phases.at_once(lambda method: run(method, batches[0]), methods.values())
-            begun.forget()
+            phases.at_once(lambda method: run(method, batches[0], warm), methods.values())
+            warm.forget()
         runs = {name: partial(run, method) for name, method in methods.items()}
         how: dict[str, Any] = {"turn": turn, "order": order, "say": say}
         return in_turns(runs, batches, repeats, between=after_a_turn, **how)

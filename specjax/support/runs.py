@@ -21,6 +21,9 @@ LATER = {
 }  # fmt: skip
 
 
+PLACES = ("files",)  # fields that say where models lie; their fingerprints say what they are
+
+
 def settings(config) -> dict[str, Any]:
     """Return a config for `fingerprint`, as JSON.
 
@@ -28,7 +31,7 @@ def settings(config) -> dict[str, Any]:
     directories below it are named by their path in it.
     """
     found = config.to_dict()
-    kept = {k: v for k, v in found.items() if k not in LATER or v != LATER[k]}
+    kept = {k: v for k, v in found.items() if k not in PLACES and (k not in LATER or v != LATER[k])}
     return json.loads(json.dumps(kept, default=str).replace(f"{ROOT}/", ""))
 
 

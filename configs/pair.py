@@ -1,0 +1,59 @@
+"""Qwen2.5-Coder-1.5B-Instruct with its 0.5B: which draft is fastest for which kind of question.
+
+    make pair                                  # or make pair FILES=DIR
+    python -m experiments.chat --config=configs/pair.py:full --workdir=runs/pair_full
+    python -m experiments.chat --config=configs/pair.py:same --config.questions=question.jsonl \\
+        --workdir=runs/pair_same
+
+The first shows code written, code edited and a chat in at most four minutes on two cores, after two
+files of 1.6 GB were downloaded from the hub; with FILES=DIR or --config.files=DIR they lie in DIR.
+`full` has two questions of five kinds and longer answers. `same` counts how many outputs for 60
+questions of Spec-Bench are plain decoding's; `same-bfloat16` does so in bfloat16, as the others are
+in int8.
+"""
+
+import pathlib
+
+import ml_collections
+
+from configs import chat
+
+CHOICES = ("demo", "full", "same", "same-bfloat16")
+PROMPTS = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "chat" / "pair.jsonl"
+TARGET, DRAFT = (f"Qwen/Qwen2.5-Coder-{size}-Instruct-GGUF" for size in ("1.5B", "0.5B"))
+
+
+def get_config(size: str = "demo") -> ml_collections.ConfigDict:
+    """`size` is one of `CHOICES`."""
+    if size not in CHOICES:
+        raise ValueError(f"configs/pair.py:{size}: choose one of {', '.join(CHOICES)}.")
+    config = chat.get_config()
+    int8 = size != "same-bfloat16"
+    config.target = TARGET
+    config.weights, config.dtype = ("int8", "") if int8 else ("", "bfloat16")
+    config.wide = False  # of this size a row of float32 takes twice as long as one of bfloat16
+    draft = f"int8(draft={DRAFT!r})" if int8 else DRAFT
+    config.names = ("lookup", "0.5B", "switch")
+    config.drafts = (
+        "lookup",
+        draft,
+        f"switch(drafts=('lookup(min_ngram=3)', {draft!r}), choice='fixed')",
+    )
+    config.gammas = (2, 6)
+    config.questions = str(PROMPTS)
+    config.group_size = 1  # a run that was cut off loses one question
+    config.repeats = 1
+    if size == "demo":
+        config.categories = ("code written", "code edited", "chat")
+        config.questions_per_category = 1
+        config.max_new_tokens = 64
+    elif size == "full":
+        config.max_new_tokens = 160
+        config.repeats = 3
+    else:
+        config.questions = "question.jsonl"
+        config.questions_per_category = 10
+        config.names, config.drafts = config.names[:2], config.drafts[:2]
+        config.gammas = (6,)
+        config.max_new_tokens = 24
+    return config
