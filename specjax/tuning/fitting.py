@@ -25,9 +25,11 @@ is cheaper than a shorter one.
 
 import dataclasses
 import itertools
+import math
 import warnings
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import jax
@@ -50,6 +52,7 @@ from specjax.speculative import Speculative
 from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning import counting, tree_costs
 from specjax.tuning.counting import Always, Undecided
+from specjax.tuning.pace import Pace, reduced
 from specjax.types import Text
 
 POLICIES = "policies"  # the loop that all policies share
@@ -60,6 +63,10 @@ REFUSED = "refused"  # beyond a round that calls no drafter: the beginning of a 
 SAVING = 0.02
 
 ALPHA_TEXTS = 32  # texts from which α is estimated, at most
+TIMED_TEXTS = 4  # texts that costs are measured on, or one batch
+# Tokens of a timed call where time is short, and the share of the time for two repeats of all.
+MIN_TOKENS, MAX_SHARE_OF_TIMINGS = 16, 0.5
+LOOPS = 6  # that `costs_for` compiles, in programs of the size of plain decoding's
 
 # A call in units of work: `CALL`, `PLAIN_CALL`, `TOKEN`, `REFUSED`, and (loop, drafted tokens) for
 # rounds.
@@ -82,6 +89,7 @@ def measure(
     untimed: Sequence[Sequence[int]] = (),
     refusals: bool = False,
     names: tuple[str, str] = ("target", "draft"),
+    until: float = math.inf,
     say: timing.Say = timing.silent,
 ) -> dict[str, Costs]:
     """Time calls of the loops in turns, and fit their costs.
@@ -103,6 +111,7 @@ def measure(
       untimed: ids of more texts, which are decoded once each, for α alone.
       refusals: also time drafter calls that yield no token, in the first loop, as replay needs
         them. The policy of that loop is not `fixed`.
+      until: the time of `time.monotonic` after which no more repeats or untimed texts begin.
       say: reports what is compiled and timed.
     """
     longest, width = longest or max_new_tokens, decoding.common_width([*texts, *untimed])
@@ -138,6 +147,7 @@ def measure(
         width=width,
         names=names,
         note=counting.note,
+        until=until,
         say=say,
     )
     half = whole // batch_size
@@ -159,7 +169,11 @@ def measure(
         timing.start, made[middle], target, untimed, max_new_tokens=max_new_tokens, key=key,
         rows=batch_size, budgets=[longest] * len(untimed), width=width,
     )  # fmt: skip
+    if untimed:
+        say(f"decoding {len(untimed)} more texts for α")
     for at in range(0, len(untimed), batch_size):
+        if monotonic() > until:
+            break
         batch = range(len(untimed))[at : at + batch_size]
         done = counting.note(decode(made[middle], *begin(batch=batch)))
         counted.append(done.tokens[:, : len(batch)])
@@ -464,6 +478,7 @@ def costs_for(
     batch_size: int = 1,
     max_source_len: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
+    pace: Pace | None = None,
     say: timing.Say = timing.silent,
 ) -> Costs:
     """Measure the costs of this loop and of plain decoding, for a policy.
@@ -478,33 +493,56 @@ def costs_for(
       method: the loop that is measured; its own policy is not read.
       key: of the run; the measurements draw independently of the run.
       batch_size: rows decoded at once.
+      pace: limits the time and reports a forecast. Where it is short, only the narrowest and the
+        widest pass are timed, on fewer texts and tokens. Default: no limit and no forecast.
     """
-    key = apart(key)
+    key, batch_size = apart(key), max(1, batch_size)
     given = not_blank(target, texts)
-    timed = max(4, batch_size)
+    timed = max(TIMED_TEXTS, batch_size)
     some = given[: max(timed, ALPHA_TEXTS)]
     sources = tokenize(target, some, max_source_len)
     if sources and max_new_tokens >= 1:
         decoding.check_room(target, sources, max_new_tokens)
         if method.branches:
-            return _costs_of_a_tree(policy, method, target, sources, key, max(1, batch_size))
+            say("timing rounds of the tree, which compile first")
+            return _costs_of_a_tree(policy, method, target, sources, key, batch_size)
         deciding = with_any_costs(policy, method.gamma_max)
         if deciding.fixed:  # by costs that are not measured yet
             deciding = Undecided()
+        run: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key}
+        plain, counts = decoding.plain_of(method), {"tokens": min(max_new_tokens, 32)}
+        until = math.inf
+        if pace is not None:
+            width = decoding.common_width(sources)
+            size: dict[str, Any] = {"rows": batch_size, "width": width}
+            batches = -(-len(sources[:timed]) // batch_size)
+            lengths = len(lengths_of(passes(method)))  # type: ignore[arg-type]
+            tokens = 3 * batches * (1 + lengths) * counts["tokens"]
+            pace.first_pass(plain, target, sources[:timed], LOOPS, tokens, **run, **size)
+            if pace.is_short():
+                method = dataclasses.replace(method, widths=method.widths[:1])
+                lengths = len(lengths_of(passes(method)))  # type: ignore[arg-type]
+            counts = reduced(
+                counts,
+                {"tokens": MIN_TOKENS},
+                lambda tokens: 2 * batches * (1 + lengths) * tokens * pace.token,
+                pace.left(MAX_SHARE_OF_TIMINGS),
+            )
+            until = pace.until()
         loop: Any = dataclasses.replace(method, policy=deciding)
         return measure(
             {"loop": loop},
             target,
             sources[:timed],
             untimed=sources[timed:],
-            plain=decoding.plain_of(method),
-            max_new_tokens=max_new_tokens,
-            key=key,
-            longest=min(max_new_tokens, 32),
+            plain=plain,
+            longest=counts["tokens"],
             repeats=3,
-            batch_size=max(1, batch_size),
+            batch_size=batch_size,
             names=names,
+            until=until,
             say=say,
+            **run,
         )["loop"]
     # Nothing will be decoded.
     return Costs(0.0, [1.0] * (method.slots if _by_nodes(policy) else method.gamma_max + 1))
