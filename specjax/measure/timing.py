@@ -291,7 +291,8 @@ def side_by_side(
     with memory_maps.kept(0 if compiled else programs):
         if not compiled:
             say(f"compiling {_together(methods)}")
-            phases.compile_at_once(methods.values(), partial(begin, batch=batches[0]))
+            if not share:  # one prefill of many policies compiles once
+                phases.compile_at_once(methods.values(), partial(begin, batch=batches[0]))
             phases.at_once(lambda method: run(method, batches[0]), methods.values())
             begun.forget()
         runs = {name: partial(run, method) for name, method in methods.items()}

@@ -120,11 +120,6 @@ class Trial:
             raise ValueError(f"{few} {kind} are too few to choose by: give 2 or more.")
 
     @property
-    def names(self) -> list[str]:
-        """Names of the drafts."""
-        return [drafters.name_of(draft) for draft in self.drafts]
-
-    @property
     def shapes(self) -> list[bool]:
         """Whether to try a tree, for each call of `measure`."""
         return [False, True] if self.nodes else [False]
@@ -338,11 +333,14 @@ class Trial:
             doubts.contradictions, chosen.gamma, costs.c, v, steps - chosen.gamma * costs.c - v,
             smaller=candidate.parameters < sum(x.size for x in jax.tree.leaves(self.target.model)),
         )  # fmt: skip
+        tried = chosen.method.branches or max(chosen.steps) == max(self.gammas)
+        few = f"drafts of more than {max(chosen.steps)} tokens were not tried, for lack of minutes"
         found = dataclasses.replace(
             candidate,
+            remarks=candidate.remarks if tried else (*candidate.remarks, few),
             c=costs.c,
             gamma=chosen.gamma,
-            tree="" if isinstance(chosen.method, Speculative) else text_of(chosen.method.shape),
+            tree=text_of(chosen.method.shape) if chosen.method.branches else "",
             nodes=chosen.nodes,
             v=v,
             steps={str(gamma): time for gamma, time in chosen.steps.items()},
@@ -386,6 +384,8 @@ class Trial:
         )
         timed = timing.spread(self._sources, counts["inputs"])
         tokens = counts["tokens"]
+        if (len(timed), tokens) != (len(self._sources), self.max_new_tokens):
+            self.say(f"for lack of minutes only {len(timed)} inputs and {tokens} tokens are timed")
         found = self._in_turns(
             {timing.PLAIN: self._plain, timing.SPECULATIVE: chosen.method},
             timed,

@@ -27,7 +27,7 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -64,8 +64,9 @@ SAVING = 0.02
 
 ALPHA_TEXTS = 32  # texts from which α is estimated, at most
 TIMED_TEXTS = 4  # texts that costs are measured on, or one batch
-# Tokens of a timed call where time is short, and the share of the time for two repeats of all.
-MIN_TOKENS, MAX_SHARE_OF_TIMINGS = 16, 0.5
+# Where time is short: the longest draft, whose loop compiles sooner; tokens of a timed call; and
+# the share of the time for two repeats of all.
+SHORT_GAMMA, MIN_TOKENS, MAX_SHARE_OF_TIMINGS = 4, 16, 0.5
 LOOPS = 6  # that `costs_for` compiles, in programs of the size of plain decoding's
 
 # A call in units of work: `CALL`, `PLAIN_CALL`, `TOKEN`, `REFUSED`, and (loop, drafted tokens) for
@@ -493,8 +494,9 @@ def costs_for(
       method: the loop that is measured; its own policy is not read.
       key: of the run; the measurements draw independently of the run.
       batch_size: rows decoded at once.
-      pace: limits the time and reports a forecast. Where it is short, only the narrowest and the
-        widest pass are timed, on fewer texts and tokens. Default: no limit and no forecast.
+      pace: limits the time and reports a forecast. Where it is short, drafts have at most
+        `SHORT_GAMMA` tokens, as the costs show, and fewer tokens are timed. Default: no limit and
+        no forecast.
     """
     key, batch_size = apart(key), max(1, batch_size)
     given = not_blank(target, texts)
@@ -506,29 +508,18 @@ def costs_for(
         if method.branches:
             say("timing rounds of the tree, which compile first")
             return _costs_of_a_tree(policy, method, target, sources, key, batch_size)
-        deciding = with_any_costs(policy, method.gamma_max)
-        if deciding.fixed:  # by costs that are not measured yet
-            deciding = Undecided()
         run: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key}
-        plain, counts = decoding.plain_of(method), {"tokens": min(max_new_tokens, 32)}
-        until = math.inf
+        plain, longest, until = decoding.plain_of(method), min(max_new_tokens, 32), math.inf
         if pace is not None:
             width = decoding.common_width(sources)
             size: dict[str, Any] = {"rows": batch_size, "width": width}
             batches = -(-len(sources[:timed]) // batch_size)
-            lengths = len(lengths_of(passes(method)))  # type: ignore[arg-type]
-            tokens = 3 * batches * (1 + lengths) * counts["tokens"]
-            pace.first_pass(plain, target, sources[:timed], LOOPS, tokens, **run, **size)
-            if pace.is_short():
-                method = dataclasses.replace(method, widths=method.widths[:1])
-                lengths = len(lengths_of(passes(method)))  # type: ignore[arg-type]
-            counts = reduced(
-                counts,
-                {"tokens": MIN_TOKENS},
-                lambda tokens: 2 * batches * (1 + lengths) * tokens * pace.token,
-                pace.left(MAX_SHARE_OF_TIMINGS),
-            )
+            first_pass = partial(pace.first_pass, plain, target, sources[:timed], **run, **size)
+            method, longest = _in_time(pace, first_pass, method, batches, longest)
             until = pace.until()
+        deciding = with_any_costs(policy, method.gamma_max)
+        if deciding.fixed:  # by costs that are not measured yet
+            deciding = Undecided()
         loop: Any = dataclasses.replace(method, policy=deciding)
         return measure(
             {"loop": loop},
@@ -536,7 +527,7 @@ def costs_for(
             sources[:timed],
             untimed=sources[timed:],
             plain=plain,
-            longest=counts["tokens"],
+            longest=longest,
             repeats=3,
             batch_size=batch_size,
             names=names,
@@ -546,6 +537,30 @@ def costs_for(
         )["loop"]
     # Nothing will be decoded.
     return Costs(0.0, [1.0] * (method.slots if _by_nodes(policy) else method.gamma_max + 1))
+
+
+def _in_time(
+    pace: Pace, first_pass: Callable[..., None], method: Any, batches: int, longest: int
+) -> tuple[Any, int]:
+    """Shorten the drafts of a loop, and the tokens of a timed call, to fit into the time.
+
+    Args:
+      first_pass: takes numbers of loops and tokens, as in `Pace`.
+      longest: tokens of a timed call.
+    """
+    calls = 2 * batches * (2 + method.gamma_max)  # two of each length and of plain decoding
+    first_pass(LOOPS, 2 * calls * longest)
+    if pace.is_short():
+        gamma = min(method.gamma_max, SHORT_GAMMA)
+        widths = tuple(width for width in method.widths if width <= gamma)
+        method = dataclasses.replace(method, gamma_max=gamma, widths=widths)
+    counts = reduced(
+        {"tokens": longest},
+        {"tokens": MIN_TOKENS},
+        lambda tokens: calls * tokens * pace.token,
+        pace.left(MAX_SHARE_OF_TIMINGS),
+    )
+    return method, counts["tokens"]
 
 
 def _costs_of_a_tree(policy, method, target, sources, key, batch_size) -> Costs:
@@ -569,10 +584,13 @@ def _by_nodes(policy: str) -> bool:
 def with_costs(
     method: Speculative | TreeSpeculative, policy: str, table: Costs
 ) -> Speculative | TreeSpeculative:
-    """Build the loop with a policy by name, its costs, and the passes that these hold for."""
+    """Build the loop with a policy by name, its costs, and the drafts and passes they hold for."""
     made = parse_with_costs(policy, table)
     if not method.branches:
-        method = dataclasses.replace(method, widths=pruned(method.widths, table))
+        gamma = min(method.gamma_max, table.gamma_max)
+        widths = tuple(width for width in method.widths if width <= gamma)
+        passes_kept = pruned(widths, table)
+        method = dataclasses.replace(method, gamma_max=gamma, widths=passes_kept)  # type: ignore[arg-type]
     return decoding.with_policy(method, made)
 
 

@@ -58,8 +58,8 @@ def tune(
         and so on for chains on a CPU, and none elsewhere.
       sampling: default `Greedy()`.
       key: as in `generate`. A run may have the same key: it draws independently.
-      minutes: time for all of it; 0: no limit. Where it is short, fewer widths, texts, tokens and
-        repeats are timed. Compiling may take longer.
+      minutes: time for all of it; 0: no limit. Where it is short, shorter drafts and fewer texts,
+        tokens and repeats are timed. Compiling may take longer.
       say: is called with a forecast and with each next step, such as "timing … turn 2 of 3".
 
     Returns:
@@ -107,6 +107,8 @@ def tune(
     timed: list[timing.Comparison] = []
     fastest: Any = trials.fastest(tuned, target, texts, report=timed.append, **run)
     why = reasons(fastest, tuned, policy, timed[0] if timed else None)
+    if not branches and costs.gamma_max < gamma:
+        why += f" Drafts of more than {costs.gamma_max} tokens were not tried, for lack of minutes."
     busy = doubts.busy([doubts.load_average()])
     found = dataclasses.replace(
         found,

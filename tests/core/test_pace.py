@@ -157,17 +157,20 @@ def test_costs_of_short_measurements_are_shared(pair, monkeypatch):
     monkeypatch.setattr(paces.phases, "stopwatch", watched)
     both = specjax.select(pair.target, ["lookup", pair.draft], TEXTS, **RUN).candidates
     assert sizes == [([3], [], True), ([], [], False)]
+    assert not both[0].remarks
     assert both[0].v == both[1].v or both[0].gamma != both[1].gamma
 
 
 def test_tune_says_its_forecast_first(pair):
     said: list[str] = []
-    options = {"gamma": 2, "max_new_tokens": 4, "minutes": 1e-4}
-    specjax.tune(pair.target, pair.draft, TEXTS[:2], say=said.append, **options)
+    options = {"gamma": 6, "max_new_tokens": 8, "minutes": 1e-4}
+    found = specjax.tune(pair.target, pair.draft, TEXTS[:2], say=said.append, **options)
     assert said[0].startswith("compiling plain decoding, for a forecast; the limit is ")
     assert said[1].startswith("about ")
     assert said[2].startswith("compiling ")
     assert said[-1] == "no time for turn 3 of 3"
+    assert "Drafts of more than 4 tokens were not tried, for lack of minutes." in found.words
+    assert found.gamma <= 4
 
 
 def test_silence_is_broken():
