@@ -37,6 +37,7 @@ from specjax.support import command_line, named, runs
 from specjax.support.named import short
 from specjax.tuning.candidates import Trial, check_numbers
 from specjax.tuning.members import smaller_members
+from specjax.tuning.pace import check_minutes
 from specjax.tuning.recommendation import PLAIN, Candidate, recommend
 
 
@@ -49,6 +50,7 @@ def main(_) -> None:
     if not config.target:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
     check_numbers(config.gammas, config.nodes, config.timed_inputs, config.repeats)
+    check_minutes(config.get("minutes", MINUTES))
     given = config.drafts
     drafts = named.split(given) if isinstance(given, str) else list(given)
     drafts = drafts or smaller_members(config.target)
@@ -60,7 +62,8 @@ def main(_) -> None:
         outputs.check_place(pathlib.Path(args.settings), "settings", args, config.target, *drafts)
     if busy := doubts.busy_before(doubts.used_by_others()):
         command_line.say(busy)
-    with command_line.clocked() as say:
+    write = functools.partial(command_line.Steps.write, file=sys.stderr)  # above the bar
+    with command_line.clocked(write) as say:
         candidates = measure(config, drafts, texts, results, say)
     found = recommend(candidates)
     show(candidates, config, found.words)
@@ -93,7 +96,11 @@ def open_results(
 
 
 def measure(
-    config, drafts: list[str], texts: list[str], results: Results | None, say: timing.Say
+    config,
+    drafts: list[str],
+    texts: list[str],
+    results: Results | None,
+    say: timing.Say = command_line.say,
 ) -> list[Candidate]:
     """Measure all candidates, in their order; the target is loaded if any is missing."""
     precision = defaults.precision(config)

@@ -30,6 +30,7 @@ from specjax.drafters.base import Drafter
 from specjax.measure import doubts, timing
 from specjax.settings import Settings
 from specjax.support import command_line
+from specjax.tuning.pace import check_minutes
 from specjax.tuning.tune import tune
 
 
@@ -37,6 +38,7 @@ def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     config.method = "speculative"
     pairs.check(config)
+    check_minutes(config.get("minutes", MINUTES))
     if args.settings:
         file = pathlib.Path(args.settings)
         outputs.check_place(file, "settings", args, config.target, config.draft)

@@ -201,21 +201,23 @@ def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         return list(pool.map(function, items))  # raises the error of a call
 
 
-def compile_at_once(methods: Iterable[Method], begin: Callable[[Method], Any]) -> None:
+def compile_at_once(methods: Iterable[Method], begin: Callable[[Method], Any]) -> bool:
     """Compile `start` and `decode` of each method side by side, on a CPU that holds all of it.
 
-    Elsewhere nothing is compiled here: shapes alone do not say where the arrays will lie.
+    Elsewhere nothing is compiled here, since shapes alone do not say where the arrays will lie; the
+    result is False then.
 
     Args:
       begin: returns the context and state of a method, by `start`.
     """
     if jax.default_backend() != "cpu" or jax.device_count() > 1:
-        return
+        return False
     parts: list[Callable[[], Any]] = []
     for method in {jax.tree.structure(method): method for method in methods}.values():
         shapes = jax.eval_shape(partial(begin, method))
         parts += [partial(begin, method), decode.lower(method, *shapes).compile]
     at_once(lambda part: part(), parts)
+    return True
 
 
 def measure(

@@ -26,6 +26,11 @@ THOROUGH_LOOPS, MAX_THOROUGH_SHARE = 16, 0.3
 MAX_SHARE_OF_PHASES = 0.1  # of a draft's time, for runs of the phases of its rounds
 
 
+def check_minutes(minutes: float) -> float:
+    """Return the limit; ValueError if it is no number ≥ 0."""
+    return number("minutes", minutes, "[0, ∞)", "0: no limit")
+
+
 class Pace:
     """A limit of time, and what compiling and decoding plainly take on this machine.
 
@@ -34,7 +39,7 @@ class Pace:
 
     def __init__(self, minutes: float, say: timing.Say = timing.silent):
         """Start the clock. Args: minutes, 0 for no limit; `say`, which gets the forecast."""
-        self.minutes = number("minutes", minutes, "[0, ∞)", "0: no limit")
+        self.minutes = check_minutes(minutes)
         self.say = say
         self.compiling = 0.0  # seconds until plain decoding is compiled
         self.token = 0.0  # seconds of a token of plain decoding
@@ -80,7 +85,8 @@ class Pace:
             max_new_tokens=max_new_tokens, key=key, rows=rows, width=width,
         )  # fmt: skip
         first = time.monotonic()
-        phases.compile_at_once([plain], begin)
+        if not phases.compile_at_once([plain], begin):
+            jax.block_until_ready(decode(plain, *begin(plain, budgets=[1] * len(sources))))
         few = min(FIRST_TOKENS, max_new_tokens)
         context, state = jax.block_until_ready(begin(plain, budgets=[few] * len(sources)))
         before = time.monotonic()

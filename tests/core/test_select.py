@@ -537,6 +537,7 @@ def test_command(command, pair, tmp_path, monkeypatch):
         ("--config.draft=x", 'Did you mean "drafts"'),
         ("--config.repeats=0", "repeats=0 must be a whole number"),
         ("--config.timed_inputs=0", "timed_inputs=0 must be a whole number"),
+        ("--config.minutes=-1.0", "minutes=-1.0 must be a number"),
     ],
 )
 def test_errors_in_one_line(command, flag, words):
