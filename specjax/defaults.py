@@ -14,3 +14,5 @@ TOP_P = 1.0
 GAMMAS = (1, 2, 3, 5, 7, 10)
 TIMED_INPUTS = 16
 REPEATS = 5
+
+MINUTES = 2.5  # of measurements by `select` and `tune`

@@ -58,7 +58,7 @@ def main(_) -> None:
         )
     if args.save and pathlib.Path(args.save).suffix != ".gif":
         raise ValueError(f"--save={args.save} must end in .gif.")
-    if busy := doubts.busy_before(doubts.load_average()):
+    if busy := doubts.busy_before(doubts.used_by_others()):
         command_line.say(busy)
     sides = run(config, args.draft, args.gamma, args.temperature, args.inputs)
     console = Console()

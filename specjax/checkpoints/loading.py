@@ -123,7 +123,7 @@ def check_memory(outlines: Sequence[Checkpoint], device: jax.Device | str | None
 
 
 def _held_in(model: LanguageModel) -> str:
-    in_int8 = any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(model))
+    in_int8 = any(leaf.dtype in int8.DTYPES for leaf in jax.tree.leaves(model))
     return "int8" if in_int8 else dtype_of(model).name
 
 

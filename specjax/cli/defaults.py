@@ -64,6 +64,10 @@ DOCTOR: Fields = {
 TUNE: Fields = DOCTOR | {
     "gamma": (defaults.LONGEST, "the longest draft that is tried"),
     "policy": ("", "how long drafts are; empty: lookahead, or goodput with a tree"),
+    "minutes": (
+        defaults.MINUTES,
+        "for measuring, which times less if there are fewer; 0: no limit",
+    ),
 }
 """Fields of `specjax tune`."""
 
@@ -83,6 +87,10 @@ SELECT: Fields = (
         "alpha_inputs": (200, "inputs for α, at most"),
         "timed_inputs": (defaults.TIMED_INPUTS, "of those, inputs that are timed, at batch 1"),
         "repeats": (defaults.REPEATS, "of each timing"),
+        "minutes": (
+            defaults.MINUTES,
+            "for measuring, which times less if there are fewer; 0: no limit",
+        ),
         "gammas": (defaults.GAMMAS, "draft lengths among which the best is sought"),
         "nodes": ((), "sizes of trees to try too, (8, 16, 32); empty: chains alone"),
     }

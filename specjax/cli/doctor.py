@@ -55,7 +55,7 @@ def main(_) -> None:
         sampling=defaults.sampling(config),
         key=config.seed,
     )
-    if busy := doubts.busy_before(doubts.load_average()):
+    if busy := doubts.busy_before(doubts.used_by_others()):
         command_line.say(busy)
     command_line.say_loading(config.target, config.draft)
     command_line.say("compiling what each check runs")

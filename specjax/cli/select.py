@@ -28,16 +28,17 @@ from rich.console import Console
 from specjax import checkpoints, drafters
 from specjax.cli import defaults, outputs
 from specjax.cli.inputs import HELP, load_examples, read_texts
-from specjax.measure import doubts, report
+from specjax.defaults import MINUTES
+from specjax.measure import doubts, report, timing
 from specjax.measure.provenance import Results, dtype_of
 from specjax.models import sharding
 from specjax.models.memory import gigabytes, memory_free
 from specjax.support import command_line, named, runs
 from specjax.support.named import short
-from specjax.tuning import selection
+from specjax.tuning.candidates import Trial, check_numbers
 from specjax.tuning.members import smaller_members
+from specjax.tuning.pace import check_minutes
 from specjax.tuning.recommendation import PLAIN, Candidate, recommend
-from specjax.tuning.selection import Trial
 
 
 def main(_) -> None:
@@ -48,7 +49,8 @@ def main(_) -> None:
         sharding.mesh_of(config.mesh)
     if not config.target:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
-    selection.check_numbers(config.gammas, config.nodes, config.timed_inputs, config.repeats)
+    check_numbers(config.gammas, config.nodes, config.timed_inputs, config.repeats)
+    check_minutes(config.get("minutes", MINUTES))
     given = config.drafts
     drafts = named.split(given) if isinstance(given, str) else list(given)
     drafts = drafts or smaller_members(config.target)
@@ -58,9 +60,11 @@ def main(_) -> None:
         results = open_results(args.workdir, config, drafts, texts, source=args.input or "-")
     if args.settings:
         outputs.check_place(pathlib.Path(args.settings), "settings", args, config.target, *drafts)
-    if busy := doubts.busy_before(doubts.load_average()):
+    if busy := doubts.busy_before(doubts.used_by_others()):
         command_line.say(busy)
-    candidates = measure(config, drafts, texts, results)
+    write = functools.partial(command_line.Steps.write, file=sys.stderr)  # above the bar
+    with command_line.clocked(write) as say:
+        candidates = measure(config, drafts, texts, results, say)
     found = recommend(candidates)
     show(candidates, config, found.words)
     if args.settings:
@@ -92,7 +96,11 @@ def open_results(
 
 
 def measure(
-    config, drafts: list[str], texts: list[str], results: Results | None
+    config,
+    drafts: list[str],
+    texts: list[str],
+    results: Results | None,
+    say: timing.Say = command_line.say,
 ) -> list[Candidate]:
     """Measure all candidates, in their order; the target is loaded if any is missing."""
     precision = defaults.precision(config)
@@ -105,7 +113,7 @@ def measure(
     def trial() -> Trial:
         if results:
             runs.keep(results, {"target": checkpoints.fingerprint(config.target)})
-        command_line.say_loading(config.target)
+        command_line.say_loading(config.target, say=say)
         return Trial(
             checkpoints.load(config.target, **precision, mesh=config.mesh or None),
             texts,
@@ -119,9 +127,10 @@ def measure(
             nodes=config.nodes,
             timed_inputs=config.timed_inputs,
             repeats=config.repeats,
+            minutes=config.get("minutes", MINUTES),
             check_tokens=config.get("check_tokens", True),
             dtype=precision["dtype"],
-            say=lambda what: bar.write(what, file=sys.stderr),
+            say=lambda what: say(f"{label}{what}"),
         )
 
     run = runs.fingerprint(runs.settings(config), drafts, texts)
@@ -131,13 +140,11 @@ def measure(
     missing = [one for one in wanted if one not in done]
     resumes = results is not None
     bar = command_line.Steps(missing, resumes=resumes, unit="draft", disable=None)
-    for one in bar:
+    for number, one in enumerate(bar, 1):
+        shape = " with trees" if one[1] else ""
+        label = f"{short(one[0])}{shape} ({number} of {len(missing)}): "
         bar.set_description(short(one[0]))
-        measured = trial()
-        shape = "trees" if one[1] else "chains"
-        doing = f"measuring {short(one[0])} with {shape}"
-        bar.write(doing, file=sys.stderr)
-        done[one] = measured.measure(*one)
+        done[one] = trial().measure(*one)
         if results and not done[one].problem:
             runs.keep(results, {f"draft {one[0]}": drafters.fingerprint(one[0])})
         if results:
@@ -170,7 +177,8 @@ def show(candidates: list[Candidate], config, words: str) -> None:
 
 
 def _number(field: str, form: str = ".2f"):
-    return lambda row: "–" if row["problem"] else format(row[field], form)
+    """Format a field that is 0 where it was not measured."""
+    return lambda row: format(row[field], form) if row[field] else "–"
 
 
 def _of_draft(field: str, form: str = ".2f"):

@@ -5,8 +5,8 @@
 
 Times drafts of a few lengths on some of the inputs, compares drafts of one length, the policy and
 plain decoding, and prints the fastest way and the reasons. The fields of the config are those that
-you will decode with. Most of its time compiles two loops, or up to five with a trial: minutes each
-for a large model. docs/costs.md describes what is measured.
+you will decode with. Most of its time compiles two loops, or up to five with a trial. A forecast
+comes first. --config.minutes limits what is timed. docs/costs.md describes what is measured.
 
 Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input": "…"}, or
 {"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template, or a
@@ -25,10 +25,12 @@ from ml_collections import config_flags
 
 from specjax.checkpoints import Checkpoint
 from specjax.cli import defaults, inputs, outputs, pairs
+from specjax.defaults import MINUTES
 from specjax.drafters.base import Drafter
-from specjax.measure import doubts
+from specjax.measure import doubts, timing
 from specjax.settings import Settings
 from specjax.support import command_line
+from specjax.tuning.pace import check_minutes
 from specjax.tuning.tune import tune
 
 
@@ -36,6 +38,7 @@ def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     config.method = "speculative"
     pairs.check(config)
+    check_minutes(config.get("minutes", MINUTES))
     if args.settings:
         file = pathlib.Path(args.settings)
         outputs.check_place(file, "settings", args, config.target, config.draft)
@@ -45,19 +48,23 @@ def main(_) -> None:
     if config.mesh:
         pairs.check_plan(config, texts)
     pairs.check_fit(config)
-    if busy := doubts.busy_before(doubts.load_average()):
+    if busy := doubts.busy_before(doubts.used_by_others()):
         command_line.say(busy)
-    command_line.say_loading(config.target, config.draft)
-    target, draft = pairs.load_pair(config)
-    command_line.say("compiling loops with drafts of a few lengths, which are then timed")
-    found = measure(config, target, draft, texts)
+    with command_line.clocked() as say:
+        command_line.say_loading(config.target, config.draft, say=say)
+        target, draft = pairs.load_pair(config)
+        found = measure(config, target, draft, texts, say)
     print(found)
     if args.settings:
         found.save(args.settings)
 
 
 def measure(
-    config, target: Checkpoint, draft: Checkpoint | Drafter | None, texts: list[str]
+    config,
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | None,
+    texts: list[str],
+    say: timing.Say,
 ) -> Settings:
     """Run `specjax.tune` with the fields of the config."""
     assert draft is not None  # of a speculative method
@@ -75,7 +82,8 @@ def measure(
         batch_size=config.batch_size,
         max_source_len=config.max_source_len or None,
         check_tokens=config.check_tokens,
-        say=command_line.say,
+        minutes=config.get("minutes", MINUTES),
+        say=say,
     )
 
 

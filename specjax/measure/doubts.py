@@ -2,6 +2,8 @@
 
 import math
 import os
+import pathlib
+import time
 from collections.abc import Iterable
 
 from specjax.policies import Costs
@@ -15,7 +17,7 @@ MIN_V = 0.9
 MAX_RATIO = 1.5
 MAX_LOAD = 2.0  # per processor; a measurement reaches 1.3 by itself
 MAX_COST_ERROR = 0.05  # of a typical call that costs were fitted to
-MAX_LOAD_BEFORE = 0.75  # per processor, before anything is measured
+MAX_USED_BEFORE = 0.25  # share of the processors that others use, before anything is measured
 
 AGAIN = "Measure again on a machine that does nothing else."
 
@@ -90,22 +92,42 @@ def load_average() -> float:
         return float("nan")
 
 
-def busy_before(load: float) -> str:
+def used_by_others(seconds: float = 0.4) -> float:
+    """The share of all processor time that other processes take now; NaN where it is not known.
+
+    Linux counts this time; elsewhere the load average stands for it.
+
+    Args:
+      seconds: how long to watch.
+    """
+
+    def read() -> tuple[float, float]:
+        times = [int(n) for n in pathlib.Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        idle = times[3] + times[4]
+        own = os.times()
+        return sum(times) - idle - (own.user + own.system) * ticks, sum(times)
+
+    try:
+        ticks = os.sysconf("SC_CLK_TCK")
+        before, begun = read()
+        time.sleep(seconds)
+        after, ended = read()
+    except (AttributeError, IndexError, OSError, ValueError):
+        return min(load_average(), 1.0)
+    return max(0.0, after - before) / max(ended - begun, 1)
+
+
+def busy_before(used: float) -> str:
     """Describe other work on the machine before a measurement; "" if there is little.
 
     Args:
-      load: from `load_average`, before the first measurement.
+      used: from `used_by_others`, before the first measurement.
     """
-    if not load > MAX_LOAD_BEFORE:  # NaN: unknown
+    if not used > MAX_USED_BEFORE:  # NaN: unknown
         return ""
-    less = (
-        f"Above {MAX_LOAD:g} times say little, and no draft is recommended by them; α is still "
-        "measured."
-        if load > MAX_LOAD
-        else "The measurements will take longer and say less."
-    )
     return (
-        f"Other programs use this machine: a load average of {load:.1f} for each processor. {less}"
+        f"Other programs use this machine: {used:.0%} of its processors. The measurements take "
+        f"longer and say less; above a load average of {MAX_LOAD:g} no draft is recommended."
     )
 
 

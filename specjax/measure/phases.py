@@ -26,7 +26,7 @@ from specjax import sampling as smp
 from specjax.budgets import PassTimes
 from specjax.dice import dice_for
 from specjax.drafters.base import proposal
-from specjax.loop import Method
+from specjax.loop import Method, decode
 from specjax.measure import doubts
 from specjax.models.packing import Packing, unpack
 from specjax.policies import Costs, constant
@@ -57,6 +57,7 @@ def stopwatch(
     calls: Iterable[Call] = (),
     sizes: Iterable[int] = (),
     programs: Programs | None = None,
+    token: bool = True,
 ) -> Callable[[], dict[Hashable, float]]:
     """Compile the phases and calls, and return a function that times each of them once.
 
@@ -76,6 +77,7 @@ def stopwatch(
       sizes: positions of all rows together, of packed verify passes to measure.
       programs: those of an earlier stopwatch, which are not compiled again for a method of the same
         shapes; new ones are added.
+      token: False: a target step is not timed.
 
     Raises:
       ValueError: a speculative call whose γ_max is not among `rounds`.
@@ -88,7 +90,8 @@ def stopwatch(
         if gamma and gamma not in whole:
             raise ValueError(f"A call with γ={gamma} needs {gamma} among `rounds`.")
     draft = _draft_tree if tree else _draft_step
-    phases: dict[Hashable, Callable] = {("target", 0): _target_step, ("draft", 0): draft}
+    phases: dict[Hashable, Callable] = {("target", 0): _target_step} if token else {}
+    phases["draft", 0] = draft
     for gamma in sorted(passes | whole):
         phases["verify", gamma] = _verify_tree if tree else partial(_verify, gamma=gamma)
     phases |= {("round", g): partial(_round, gamma=g) for g in sorted(whole)}
@@ -186,7 +189,7 @@ def pass_times(samples: Sequence[Sample], rows: int) -> PassTimes:
     return PassTimes(sizes, times, draft=draft, rest=rest, token=took["target", 0])
 
 
-def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> None:
+def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     """Call a function that compiles on each item: on a CPU in threads, since XLA leaves cores idle.
 
     Elsewhere one after the other, since compilation may try kernels on the device and time them. So
@@ -195,8 +198,26 @@ def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> None:
     alone = jax.default_backend() == "cpu" and jax.process_count() == 1
     workers = os.cpu_count() if alone else 1
     with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(function, items):  # raises the error of a call
-            pass
+        return list(pool.map(function, items))  # raises the error of a call
+
+
+def compile_at_once(methods: Iterable[Method], begin: Callable[[Method], Any]) -> bool:
+    """Compile `start` and `decode` of each method side by side, on a CPU that holds all of it.
+
+    Elsewhere nothing is compiled here, since shapes alone do not say where the arrays will lie; the
+    result is False then.
+
+    Args:
+      begin: returns the context and state of a method, by `start`.
+    """
+    if jax.default_backend() != "cpu" or jax.device_count() > 1:
+        return False
+    parts: list[Callable[[], Any]] = []
+    for method in {jax.tree.structure(method): method for method in methods}.values():
+        shapes = jax.eval_shape(partial(begin, method))
+        parts += [partial(begin, method), decode.lower(method, *shapes).compile]
+    at_once(lambda part: part(), parts)
+    return True
 
 
 def measure(

@@ -1,6 +1,7 @@
 """Timings of methods side by side on the same inputs, compilation excluded."""
 
 import dataclasses
+import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,6 +36,8 @@ from specjax.types import Text
 PLAIN, SPECULATIVE = "plain decoding", "speculative"
 
 ALL = slice(None)
+
+MIN_REPEATS = 2  # where time is short: one says nothing about noise
 
 Item = TypeVar("Item")
 Say = Callable[[str], None]
@@ -188,6 +191,7 @@ def in_turns(
     turn: int = 1,
     between: Callable[[], None] = lambda: None,
     order: random.Random | None = None,
+    until: float = math.inf,
     say: Say = silent,
 ) -> Comparison:
     """Call every run on every batch, `repeats` times, runs taking turns.
@@ -199,11 +203,17 @@ def in_turns(
       turn: batches of a turn. Where many programs take turns at short calls, each finds its code
         cold, which costs some percent. With more batches in a row only the first call does.
       between: is called after each turn, to time other work under the same conditions.
+      until: the time of `time.monotonic` after which no repeat beyond `MIN_REPEATS` should end.
       say: reports each repeat.
     """
     order, turns = order or random.Random(0), list(runs)
     taken: dict[str, list[list[Run]]] = {name: [] for name in runs}
+    begun = time.monotonic()
     for repeat in range(repeats):
+        each = (time.monotonic() - begun) / max(repeat, 1)
+        if repeat >= MIN_REPEATS and time.monotonic() + each > until:
+            say(f"no time for turn {repeat + 1} of {repeats}")
+            break
         say(f"timing {_together(runs)}, turn {repeat + 1} of {repeats}")
         for name in runs:
             taken[name].append([])
@@ -239,6 +249,7 @@ def side_by_side(
     compiled: bool = False,
     share: bool = False,
     order: random.Random | None = None,
+    until: float = math.inf,
     say: Say = silent,
 ) -> Comparison:
     """Decode every text by every method, batch by batch, methods taking turns (`in_turns`).
@@ -255,7 +266,7 @@ def side_by_side(
         batch before.
       share: whether methods that differ in their policy alone start from one prefill, and count its
         time each. Long prompts of many policies so take less.
-      order: draws the order of the methods, as in `in_turns`.
+      order, until: the order of the methods and the time for repeats, as in `in_turns`.
       say: reports what is compiled and timed.
     """
     batches = [range(len(texts))[at : at + batch_size] for at in range(0, len(texts), batch_size)]
@@ -283,10 +294,12 @@ def side_by_side(
     with memory_maps.kept(0 if compiled else programs):
         if not compiled:
             say(f"compiling {_together(methods)}")
+            if not share:  # one prefill of many policies compiles once
+                phases.compile_at_once(methods.values(), partial(begin, batch=batches[0]))
             phases.at_once(lambda method: run(method, batches[0], warm), methods.values())
             warm.forget()
         runs = {name: partial(run, method) for name, method in methods.items()}
-        how: dict[str, Any] = {"turn": turn, "order": order, "say": say}
+        how: dict[str, Any] = {"turn": turn, "order": order, "until": until, "say": say}
         return in_turns(runs, batches, repeats, between=after_a_turn, **how)
 
 

@@ -7,6 +7,8 @@ import pathlib
 import signal
 import sys
 import tempfile
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -269,7 +271,38 @@ def say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
-def say_loading(target: str, *drafts: str) -> None:
+@contextlib.contextmanager
+def clocked(write: Callable[[str], Any] = say, quiet: float = 10.0) -> Iterator[Callable[..., Any]]:
+    """Yield a `say` whose lines begin with the time since the start, such as "[1:05]".
+
+    Args:
+      quiet: seconds without a line after which the last one is repeated: compiling is silent.
+    """
+    begun, ended = time.monotonic(), threading.Event()
+    latest: tuple[str, float] = "", begun
+
+    def tell(what: str, *, again: str = "") -> None:
+        nonlocal latest
+        latest = what, time.monotonic()
+        minutes, seconds = divmod(int(time.monotonic() - begun), 60)
+        write(f"[{minutes}:{seconds:02}] {again}{what}")
+
+    def repeat() -> None:
+        while not ended.wait(quiet / 10):
+            what, at = latest
+            if what and time.monotonic() - at >= quiet:
+                tell(what, again="still ")
+
+    watching = threading.Thread(target=repeat, daemon=True)
+    watching.start()
+    try:
+        yield tell
+    finally:
+        ended.set()
+        watching.join()
+
+
+def say_loading(target: str, *drafts: str, say: Callable[[str], Any] = say) -> None:
     """Print which models the command loads, those of the checkout by their path in it."""
     names = [str(name).replace(f"{ROOT}/", "") for name in dict.fromkeys(filter(None, drafts))]
     role = "draft" if len(names) == 1 else "drafts"

@@ -25,9 +25,11 @@ is cheaper than a shorter one.
 
 import dataclasses
 import itertools
+import math
 import warnings
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import jax
@@ -50,6 +52,7 @@ from specjax.speculative import Speculative
 from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning import counting, tree_costs
 from specjax.tuning.counting import Always, Undecided
+from specjax.tuning.pace import Pace, reduced
 from specjax.types import Text
 
 POLICIES = "policies"  # the loop that all policies share
@@ -60,6 +63,11 @@ REFUSED = "refused"  # beyond a round that calls no drafter: the beginning of a 
 SAVING = 0.02
 
 ALPHA_TEXTS = 32  # texts from which α is estimated, at most
+TIMED_TEXTS = 4  # texts that costs are measured on, or one batch
+# Where time is short: the longest draft, whose loop compiles sooner; tokens of a timed call; and
+# the share of the time for two repeats of all.
+SHORT_GAMMA, MIN_TOKENS, MAX_SHARE_OF_TIMINGS = 4, 16, 0.5
+LOOPS = 6  # that `costs_for` compiles, in programs of the size of plain decoding's
 
 # A call in units of work: `CALL`, `PLAIN_CALL`, `TOKEN`, `REFUSED`, and (loop, drafted tokens) for
 # rounds.
@@ -82,6 +90,7 @@ def measure(
     untimed: Sequence[Sequence[int]] = (),
     refusals: bool = False,
     names: tuple[str, str] = ("target", "draft"),
+    until: float = math.inf,
     say: timing.Say = timing.silent,
 ) -> dict[str, Costs]:
     """Time calls of the loops in turns, and fit their costs.
@@ -103,6 +112,7 @@ def measure(
       untimed: ids of more texts, which are decoded once each, for α alone.
       refusals: also time drafter calls that yield no token, in the first loop, as replay needs
         them. The policy of that loop is not `fixed`.
+      until: the time of `time.monotonic` after which no more repeats or untimed texts begin.
       say: reports what is compiled and timed.
     """
     longest, width = longest or max_new_tokens, decoding.common_width([*texts, *untimed])
@@ -138,6 +148,7 @@ def measure(
         width=width,
         names=names,
         note=counting.note,
+        until=until,
         say=say,
     )
     half = whole // batch_size
@@ -159,7 +170,11 @@ def measure(
         timing.start, made[middle], target, untimed, max_new_tokens=max_new_tokens, key=key,
         rows=batch_size, budgets=[longest] * len(untimed), width=width,
     )  # fmt: skip
+    if untimed:
+        say(f"decoding {len(untimed)} more texts for α")
     for at in range(0, len(untimed), batch_size):
+        if monotonic() > until:
+            break
         batch = range(len(untimed))[at : at + batch_size]
         done = counting.note(decode(made[middle], *begin(batch=batch)))
         counted.append(done.tokens[:, : len(batch)])
@@ -464,6 +479,7 @@ def costs_for(
     batch_size: int = 1,
     max_source_len: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
+    pace: Pace | None = None,
     say: timing.Say = timing.silent,
 ) -> Costs:
     """Measure the costs of this loop and of plain decoding, for a policy.
@@ -478,16 +494,29 @@ def costs_for(
       method: the loop that is measured; its own policy is not read.
       key: of the run; the measurements draw independently of the run.
       batch_size: rows decoded at once.
+      pace: limits the time and reports a forecast. Where it is short, drafts have at most
+        `SHORT_GAMMA` tokens, as the costs show, and fewer tokens are timed. Default: no limit and
+        no forecast.
     """
-    key = apart(key)
+    key, batch_size = apart(key), max(1, batch_size)
     given = not_blank(target, texts)
-    timed = max(4, batch_size)
+    timed = max(TIMED_TEXTS, batch_size)
     some = given[: max(timed, ALPHA_TEXTS)]
     sources = tokenize(target, some, max_source_len)
     if sources and max_new_tokens >= 1:
         decoding.check_room(target, sources, max_new_tokens)
         if method.branches:
-            return _costs_of_a_tree(policy, method, target, sources, key, max(1, batch_size))
+            say("timing rounds of the tree, which compile first")
+            return _costs_of_a_tree(policy, method, target, sources, key, batch_size)
+        run: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key}
+        plain, longest, until = decoding.plain_of(method), min(max_new_tokens, 32), math.inf
+        if pace is not None:
+            width = decoding.common_width(sources)
+            size: dict[str, Any] = {"rows": batch_size, "width": width}
+            batches = -(-len(sources[:timed]) // batch_size)
+            first_pass = partial(pace.first_pass, plain, target, sources[:timed], **run, **size)
+            method, longest = _in_time(pace, first_pass, method, batches, longest)
+            until = pace.until()
         deciding = with_any_costs(policy, method.gamma_max)
         if deciding.fixed:  # by costs that are not measured yet
             deciding = Undecided()
@@ -497,17 +526,41 @@ def costs_for(
             target,
             sources[:timed],
             untimed=sources[timed:],
-            plain=decoding.plain_of(method),
-            max_new_tokens=max_new_tokens,
-            key=key,
-            longest=min(max_new_tokens, 32),
+            plain=plain,
+            longest=longest,
             repeats=3,
-            batch_size=max(1, batch_size),
+            batch_size=batch_size,
             names=names,
+            until=until,
             say=say,
+            **run,
         )["loop"]
     # Nothing will be decoded.
     return Costs(0.0, [1.0] * (method.slots if _by_nodes(policy) else method.gamma_max + 1))
+
+
+def _in_time(
+    pace: Pace, first_pass: Callable[..., None], method: Any, batches: int, longest: int
+) -> tuple[Any, int]:
+    """Shorten the drafts of a loop, and the tokens of a timed call, to fit into the time.
+
+    Args:
+      first_pass: takes numbers of loops and tokens, as in `Pace`.
+      longest: tokens of a timed call.
+    """
+    calls = 2 * batches * (2 + method.gamma_max)  # two of each length and of plain decoding
+    first_pass(LOOPS, 2 * calls * longest)
+    if pace.is_short():
+        gamma = min(method.gamma_max, SHORT_GAMMA)
+        widths = tuple(width for width in method.widths if width <= gamma)
+        method = dataclasses.replace(method, gamma_max=gamma, widths=widths)
+    counts = reduced(
+        {"tokens": longest},
+        {"tokens": MIN_TOKENS},
+        lambda tokens: calls * tokens * pace.token,
+        pace.left(MAX_SHARE_OF_TIMINGS),
+    )
+    return method, counts["tokens"]
 
 
 def _costs_of_a_tree(policy, method, target, sources, key, batch_size) -> Costs:
@@ -531,10 +584,13 @@ def _by_nodes(policy: str) -> bool:
 def with_costs(
     method: Speculative | TreeSpeculative, policy: str, table: Costs
 ) -> Speculative | TreeSpeculative:
-    """Build the loop with a policy by name, its costs, and the passes that these hold for."""
+    """Build the loop with a policy by name, its costs, and the drafts and passes they hold for."""
     made = parse_with_costs(policy, table)
     if not method.branches:
-        method = dataclasses.replace(method, widths=pruned(method.widths, table))
+        gamma = min(method.gamma_max, table.gamma_max)
+        widths = tuple(width for width in method.widths if width <= gamma)
+        passes_kept = pruned(widths, table)
+        method = dataclasses.replace(method, gamma_max=gamma, widths=passes_kept)  # type: ignore[arg-type]
     return decoding.with_policy(method, made)
 
 

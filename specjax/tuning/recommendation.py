@@ -21,6 +21,8 @@ SLOW_VERIFY = 1.5  # in target steps, for a verify pass and the rest of a round
 MIN_SHARE_OF_PROMISED = 0.85
 
 EQUAL_WITHIN = 0.05  # speedups that differ by less are equal: timings are no better
+# A loop may be faster by this than acceptance and the costs of its rounds promise.
+BOUND_SLACK = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Candidate:
 
     name: str
     problem: str = ""  # why it cannot draft: it does not fit the target, or cannot be loaded
+    dropped: str = ""  # why it was not timed: it cannot win. Its measured speedups stay 0
     # Other differences from the target, which no loop reads; what n-grams were counted on.
     remarks: tuple[str, ...] = ()
     parameters: int = 0
@@ -79,6 +82,11 @@ class Candidate:
     def chosen_by(self) -> float:
         """The speedup that is compared with those of other candidates."""
         return self.choosing or self.speedup_end_to_end
+
+    @property
+    def surely(self) -> float:
+        """The least of its measured speedups, which a rival has to reach."""
+        return min(self.chosen_by, self.speedup_end_to_end, self.speedup_low)
 
 
 # Plain decoding as a candidate: a draft that is not faster loses to it.
@@ -172,6 +180,22 @@ def beats_plain(candidate: Candidate) -> bool:
     return not candidate.doubts and sooner and candidate.speedup_low > PLAIN.speedup
 
 
+def cannot_win(most: float, best: Candidate | None) -> str:
+    """Explain why a candidate need not be timed; "" if it may win.
+
+    Args:
+      most: its speedup by the costs of rounds and the acceptance along known outputs.
+      best: the candidate to beat beside plain decoding, if there is one.
+    """
+    most *= 1 + BOUND_SLACK
+    by = f"it is at most {most:.2f} times as fast by its costs and acceptance"
+    if most <= PLAIN.speedup:
+        return by
+    if best is None or most > (1 - EQUAL_WITHIN) * best.surely:
+        return ""
+    return f"{by}, and {_called(best)} at least {best.surely:.2f} times"
+
+
 def _praise(winner, equals, usable, refused) -> str:
     one = winner
     sentences = [
@@ -224,6 +248,10 @@ def why_not(candidate: Candidate) -> str:
             f"({'; '.join(one.doubts)}). {doubts.AGAIN}"
         )
     so_fast = f"{name}, {one.speedup_end_to_end:.2f} times as fast end to end"
+    if one.dropped:
+        so_fast = f"{name} was not timed: {one.dropped}"
+    if one.dropped and one.predicted > 1:  # a rival is faster
+        return f"{so_fast}."
     if one.speedup_end_to_end > 1:
         return (
             f"{so_fast}: that is no more than timings vary (quartiles of the loop "

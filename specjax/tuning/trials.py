@@ -28,7 +28,6 @@ from specjax.types import Text
 
 # Texts that a trial decodes in each way, or a batch of them; and a run's texts for each of these.
 MIN_TRIAL_TEXTS, MAX_TRIAL_TEXTS, TEXTS_PER_TRIAL_TEXT = 4, 16, 32
-TIMED_TEXTS = 4  # texts that costs are measured on, or one batch
 # Gain of one length over the policy, without a trial. `own_costs` may be a tenth too low, and a
 # policy may gain by the drafter's confidence, which the costs leave out.
 MIN_PROMISE_WITHOUT_TRIAL = 1.25
@@ -126,7 +125,7 @@ def faster(
         "say": say,
     }  # fmt: skip
     if cost is None and len(texts) and devices.is_accelerator(target.model):
-        cost = timed_alone(method, target, texts[: max(TIMED_TEXTS, batch_size)], **run)
+        cost = timed_alone(method, target, texts[: max(fitting.TIMED_TEXTS, batch_size)], **run)
     cost = cost or own_costs(policy.costs, method.widths)  # type: ignore[attr-defined]
     rows = batch_size if policy.reads_batch else 1
     promised = policy.promised_alone(cost, rows)

@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import decoding, devices, drafters, trees
-from specjax.defaults import BATCH_SIZE, LONGEST, NEW_TOKENS
+from specjax.defaults import BATCH_SIZE, LONGEST, MINUTES, NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.measure import doubts, timing
 from specjax.models.checkpoint import Checkpoint
@@ -17,6 +17,7 @@ from specjax.sampling import Sampling, as_sampling, key_for
 from specjax.settings import Settings
 from specjax.support.ranges import has, whole
 from specjax.tuning import fitting, trials
+from specjax.tuning.pace import Pace
 from specjax.tuning.recommendation import EQUAL_WITHIN
 from specjax.types import Text
 
@@ -37,6 +38,7 @@ def tune(
     batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     check_tokens: bool = True,
+    minutes: float = MINUTES,
     say: timing.Say = timing.silent,
 ) -> Settings:
     """Measure what rounds cost on this machine, and find the fastest way to decode such texts.
@@ -56,7 +58,9 @@ def tune(
         and so on for chains on a CPU, and none elsewhere.
       sampling: default `Greedy()`.
       key: as in `generate`. A run may have the same key: it draws independently.
-      say: is called with each next step, such as "timing … turn 2 of 3".
+      minutes: time for all of it; 0: no limit. Where it is short, shorter drafts and fewer texts,
+        tokens and repeats are timed. Compiling may take longer.
+      say: is called with a forecast and with each next step, such as "timing … turn 2 of 3".
 
     Returns:
       Settings for `generate`. `str` of them describes what was found.
@@ -70,6 +74,7 @@ def tune(
     whole("batch_size", batch_size, "[1, ∞)")
     whole("max_new_tokens", max_new_tokens, "[1, ∞)")
     has("say", say, ("__call__",), "a function of a text")
+    pace = Pace(minutes, say)
     chosen = as_sampling(sampling)
     key = key_for(chosen, key)
     shape = trees.parse(tree)
@@ -97,11 +102,13 @@ def tune(
         "names": (target.name, drafters.name_of(draft)),
         "say": say,
     }
-    costs = fitting.costs_for(policy, method, target, texts, **run)
+    costs = fitting.costs_for(policy, method, target, texts, pace=pace, **run)
     tuned: Any = fitting.with_costs(method, policy, costs)
     timed: list[timing.Comparison] = []
     fastest: Any = trials.fastest(tuned, target, texts, report=timed.append, **run)
     why = reasons(fastest, tuned, policy, timed[0] if timed else None)
+    if not branches and costs.gamma_max < gamma:
+        why += f" Drafts of more than {costs.gamma_max} tokens were not tried, for lack of minutes."
     busy = doubts.busy([doubts.load_average()])
     found = dataclasses.replace(
         found,

@@ -496,7 +496,7 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
         key=jax.random.key(0), repeats=1, untimed=texts[1:],
     )  # fmt: skip
     assert set(widths) == {decoding.common_width(texts)}
-    assert len(widths) == 1 + 2 + 1  # to compile, timed, not timed
+    assert len(widths) == 3 + 2 + 1  # to compile, timed, not timed
 
 
 @pytest.mark.sweep

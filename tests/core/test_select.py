@@ -16,15 +16,15 @@ import specjax
 from pairs import TEXTS
 from specjax import checkpoints, drafters, formulas, trees
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import doubts, metrics, phases
+from specjax.measure import doubts, metrics
 from specjax.models.language_model import LanguageModel
 from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.support import named
 from specjax.support.named import short
+from specjax.tuning.candidates import Trial
 from specjax.tuning.members import smaller_members
 from specjax.tuning.recommendation import Candidate, reasons, recommend, why_not
-from specjax.tuning.selection import Trial
 
 BUDGET = 24
 
@@ -181,9 +181,8 @@ def test_gamma_by_the_rates_of_each_position(pair, monkeypatch):
     longest = trial._method(drafter, 4)
     expected = trial._expected("one ahead", longest, alpha=1.0)
     assert expected == {1: 2.0, 2: 2.0, 4: 2.0}
-    monkeypatch.setattr(phases, "measure", lambda *_, **__: Costs(0.1, [1.0] * 5))
     monkeypatch.setattr(trial, "_method", lambda _, gamma: gamma)
-    chosen = trial._best_chain(drafter, expected, longest, lambda _: (None, None))[1]
+    chosen = trial._best_chain(drafter, expected, Costs(0.1, [1.0] * 5))
     assert (chosen.gamma, chosen.tokens) == (1, 2.0)
     by_alpha = trial._expected("twin", trial.__class__._method(trial, pair.twin, 4), alpha=1.0)
     assert by_alpha == {1: 2.0, 2: 3.0, 4: 5.0}
@@ -383,7 +382,7 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
     monkeypatch.setattr(doubts, "load_average", lambda: 0.0)
     drafts = [pair.draft.name, pair.twin.name, slowed(pair.twin, "slow twin", 12), "/nowhere"]
     options = {"max_new_tokens": BUDGET, "gammas": (1, 4), "timed_inputs": 4, "repeats": 3}
-    chosen = specjax.select(target, drafts, TEXTS, **options)
+    chosen = specjax.select(target, drafts, TEXTS, minutes=0, **options)
     draft, twin, slow, missing = chosen.candidates
     assert len(alive) == 2
     assert (twin.alpha, twin.agreement, twin.gamma) == (1, 1, 4)
@@ -494,6 +493,7 @@ def command(monkeypatch, capsys, tmp_path):
         command_line.run, monkeypatch, capsys, "specjax select",
         "--config=configs/select.py", f"--input={file}", "--config.max_new_tokens=24",
         "--config.gammas=(1,)", "--config.timed_inputs=2", "--config.repeats=1",
+        "--config.minutes=0",
     )  # fmt: skip
 
 
@@ -504,12 +504,12 @@ def test_command(command, pair, tmp_path, monkeypatch):
     run = functools.partial(command, f"--config.target={pair.target.name}", f"--workdir={work}")
     first = run()
     assert first.status == 0, first.stderr
-    said = [line for line in first.progress if line.startswith(("loading", "measuring"))]
-    assert [line.split(" with ")[0] for line in said] == [
-        f"loading the target {pair.target.name}", "measuring draft", "measuring twin"
+    said = [line.split("] ")[1] for line in first.progress if "] still" not in line]
+    assert said[0] == f"loading the target {pair.target.name}"
+    assert [line for line in said if "loading " in line[5:]] == [
+        "draft (1 of 2): loading draft", "twin (2 of 2): loading twin"
     ]  # fmt: skip
-    for step in ("timing the phases", "timing plain decoding and speculative, turn 1 of 1"):
-        assert sum(line.startswith(step) for line in first.progress) >= 2
+    assert "draft (1 of 2): timing plain decoding and speculative, turn 1 of 1" in said
     results = work / "results.jsonl"
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert [row["name"] for row in rows] == [pair.draft.name, pair.twin.name]
@@ -537,6 +537,7 @@ def test_command(command, pair, tmp_path, monkeypatch):
         ("--config.draft=x", 'Did you mean "drafts"'),
         ("--config.repeats=0", "repeats=0 must be a whole number"),
         ("--config.timed_inputs=0", "timed_inputs=0 must be a whole number"),
+        ("--config.minutes=-1.0", "minutes=-1.0 must be a number"),
     ],
 )
 def test_errors_in_one_line(command, flag, words):

@@ -15,7 +15,7 @@ from specjax.support import compilation_cache
 
 PROGRESS = (
     "loading ", "compiling ", "decoding ", "measuring ", "timing ", "comparing ", "converting ",
-    "Other programs use this machine",
+    "Other programs use this machine", "[0:",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 # What users read: the README, the guides and concepts, and the experiments' own pages.

@@ -12,10 +12,13 @@ import command_line
 from command_line import ROOT
 from pairs import TEXTS
 from specjax.cli import defaults, main
+from specjax.measure import doubts
 from specjax.policies import Costs
 from specjax.settings import Settings
 from specjax.support import command_line as commands
 from specjax.tuning import fitting
+from specjax.tuning.candidates import Trial
+from specjax.tuning.recommendation import Candidate
 
 
 @pytest.fixture
@@ -130,9 +133,8 @@ def tuned(command, pair, inputs, tmp_path, monkeypatch):
             f"--config.draft={pair.draft.name}", f"--settings={file}", *flags,
         )  # fmt: skip
         assert (outcome.status, outcome.stderr) == (0, "")
-        assert outcome.progress[-2:] == [
-            f"loading the target {pair.target.name} and the draft {pair.draft.name}",
-            "compiling loops with drafts of a few lengths, which are then timed",
+        assert outcome.progress == [
+            f"[0:00] loading the target {pair.target.name} and the draft {pair.draft.name}"
         ]
         return outcome.stdout, file
 
@@ -203,6 +205,54 @@ def test_what_does_not_go_with_settings(command, pair, inputs, tmp_path, more, w
     assert outcome.stderr.startswith("error: ")
     for word in words:
         assert word in outcome.stderr
+
+
+@pytest.mark.parametrize("speedup", [2.0, 0.5])
+def test_select_then_decode(command, pair, inputs, tmp_path, monkeypatch, speedup):
+    """What select writes, decode takes. A busy machine is named before anything is loaded."""
+    totals = dict.fromkeys(("speedup", "speedup_low", "speedup_end_to_end"), speedup)
+    known = {"gamma": 3, "c": 0.9, "alpha": 0.5, "v": 1.2, "predicted": 0.9, "steps": {"3": 4.0}}
+    found = Candidate("lookup", **known, **totals)
+    monkeypatch.setattr(Trial, "measure", lambda *_: found)
+    monkeypatch.setattr(doubts, "used_by_others", lambda: 0.5)
+    file = tmp_path / "made" / "settings.json"
+    target = f"--config.target={pair.target.name}"
+    chosen = command(
+        "specjax", "select", target, inputs, "--config.drafts=lookup", f"--settings={file}"
+    )
+    assert (chosen.status, chosen.stderr) == (0, "")
+    busy, loading = chosen.progress
+    assert busy.startswith("Other programs use this machine: 50% of its processors.")
+    assert loading == f"[0:00] loading the target {pair.target.name}"
+    assert Settings.load(file).gamma == (3 if speedup > 1 else 0)
+    flags = ["specjax", "decode", target, inputs, "--config.max_new_tokens=8"]
+    plain = command(*flags, "--config.method=autoregressive")
+    tuned = command(*flags, "--config.draft=lookup", f"--settings={file}", "--config.batch_size=1")
+    assert tuned.status == 0, tuned.stderr
+    rows = [
+        [json.loads(row)["tokens"] for row in one.stdout.splitlines()] for one in (plain, tuned)
+    ]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("name", ["select", "tune"])
+def test_settings_that_cannot_be_written(command, pair, inputs, tmp_path, name):
+    """A directory, a file below a file, and a directory's name: one line, before any loading."""
+    (tmp_path / "file").write_text("x")
+    drafts = {"select": "--config.drafts=lookup", "tune": "--config.draft=lookup"}[name]
+    for file, words in (
+        (f"{tmp_path}", "a directory, and only regular files can be replaced"),
+        (f"{tmp_path}/file/settings.json", "Cannot write to"),
+        ("/", "names no file"),
+    ):
+        outcome = command(
+            "specjax", name, f"--config.target={pair.target.name}", drafts, inputs,
+            f"--settings={file}",
+        )  # fmt: skip
+        assert (outcome.status, outcome.stdout, outcome.progress) == (1, "", [])
+        (line,) = outcome.stderr.splitlines()
+        assert line.startswith("error: ")
+        assert words in line
 
 
 def test_settings_do_not_replace_the_input(command, pair, tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specjax.measure import doubts
+from specjax.measure.doubts import used_by_others  # before tests replace it
 
 
 @pytest.mark.parametrize(
@@ -35,8 +36,22 @@ def test_contradictions(timings, said):
 
 def test_a_machine_is_busy_before_the_measurement():
     said = doubts.busy_before(0.9)
-    assert said.startswith("Other programs use this machine: a load average of 0.9 for each")
-    assert doubts.busy_before(0.4) == doubts.busy_before(float("nan")) == ""
+    assert said.startswith("Other programs use this machine: 90% of its processors.")
+    assert doubts.busy_before(0.2) == doubts.busy_before(float("nan")) == ""
+
+
+def test_what_others_use_is_not_the_work_of_this_process(monkeypatch):
+    """400 ticks: 200 are idle, 60 of this process, and the rest of others."""
+    rows = [[100, 0, 0, 500, 0, 0, 0, 0, 0, 0], [240, 0, 60, 600, 100, 0, 0, 0, 0, 0]]
+    texts = iter("cpu  " + " ".join(map(str, row)) + "\ncpu0 1 2" for row in rows)
+    own = iter([os.times_result((1.0, 0.0, 0, 0, 0)), os.times_result((1.4, 0.2, 0, 0, 0))])
+    monkeypatch.setattr(doubts.pathlib.Path, "read_text", lambda _: next(texts))
+    monkeypatch.setattr(os, "times", lambda: next(own))
+    monkeypatch.setattr(os, "sysconf", lambda _: 100)
+    assert used_by_others(0.0) == pytest.approx((200 - 60) / 400)
+    monkeypatch.setattr(os, "getloadavg", lambda: (21.0, 1.0, 1.0))
+    monkeypatch.setattr(doubts.pathlib.Path, "read_text", lambda _: "")
+    assert used_by_others(0.0) == 1.0  # of the load average
 
 
 def test_a_busy_machine(monkeypatch):

@@ -1,0 +1,175 @@
+"""The minutes that `select` and `tune` may take: a forecast, and how much is timed within them."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jaxtyping import Key
+
+from specjax.autoregressive import Autoregressive
+from specjax.loop import decode
+from specjax.measure import phases, timing
+from specjax.models.checkpoint import Checkpoint
+from specjax.policies import Costs
+from specjax.speculative import Speculative
+from specjax.support.ranges import number
+
+FIRST_TOKENS = 4  # decoded for the forecast
+# Loops, of the size of plain decoding's, that a thorough measurement of one draft compiles beyond
+# a short one; and the share of the time left that they may take.
+THOROUGH_LOOPS, MAX_THOROUGH_SHARE = 16, 0.3
+MAX_SHARE_OF_PHASES = 0.1  # of a draft's time, for runs of the phases of its rounds
+
+
+def check_minutes(minutes: float) -> float:
+    """Return the limit; ValueError if it is no number ≥ 0."""
+    return number("minutes", minutes, "[0, ∞)", "0: no limit")
+
+
+class Pace:
+    """A limit of time, and what compiling and decoding plainly take on this machine.
+
+    The limit lowers what is timed. Programs that have to be compiled are compiled all the same.
+    """
+
+    def __init__(self, minutes: float, say: timing.Say = timing.silent):
+        """Start the clock. Args: minutes, 0 for no limit; `say`, which gets the forecast."""
+        self.minutes = check_minutes(minutes)
+        self.say = say
+        self.compiling = 0.0  # seconds until plain decoding is compiled
+        self.token = 0.0  # seconds of a token of plain decoding
+        self._passes: phases.Sample = {}  # of the target: seconds of a step and of passes
+        self._end = time.monotonic() + 60 * self.minutes if self.minutes else math.inf
+
+    def left(self, share: float = 1.0) -> float:
+        """A share of the seconds that are left; infinite without a limit."""
+        return max(0.0, self._end - time.monotonic()) * share if self.minutes else math.inf
+
+    def until(self, share: float = 1.0) -> float:
+        """The time of `time.monotonic` at which a share of the seconds will have passed."""
+        return time.monotonic() + self.left(share)
+
+    def is_short(self, share: float = 1.0) -> bool:
+        """Whether a share of the time is too short for a draft's thorough measurement."""
+        return THOROUGH_LOOPS * self.compiling > MAX_THOROUGH_SHARE * self.left(share)
+
+    def first_pass(
+        self,
+        plain: Autoregressive,
+        target: Checkpoint,
+        sources: Sequence[Sequence[int]],
+        loops: int,
+        tokens: int,
+        *,
+        max_new_tokens: int,
+        key: Key[Array, ""],
+        rows: int = 1,
+        width: int | None = None,
+    ) -> None:
+        """Compile plain decoding, time a few tokens of it, and report the forecast.
+
+        Args:
+          sources: ids, as `timing.side_by_side` will take them, with the same shapes.
+          loops: how many loops of the size of plain decoding's will be compiled, about.
+          tokens: of timed calls, as many as plain decoding would make in their time.
+        """
+        limit = f"; the limit is {self.minutes:g} minutes" if self.minutes else ""
+        self.say(f"compiling plain decoding, for a forecast{limit}")
+        begin = partial(
+            timing.start, target=target, texts=sources, batch=range(min(rows, len(sources))),
+            max_new_tokens=max_new_tokens, key=key, rows=rows, width=width,
+        )  # fmt: skip
+        first = time.monotonic()
+        if not phases.compile_at_once([plain], begin):
+            jax.block_until_ready(decode(plain, *begin(plain, budgets=[1] * len(sources))))
+        few = min(FIRST_TOKENS, max_new_tokens)
+        context, state = jax.block_until_ready(begin(plain, budgets=[few] * len(sources)))
+        before = time.monotonic()
+        jax.block_until_ready(decode(plain, context, state))
+        self.compiling, self.token = before - first, (time.monotonic() - before) / few
+        self.say(self.forecast(loops, tokens))
+
+    def stopwatch(
+        self,
+        longest: Speculative,
+        begin: Callable[[Any], Any],
+        gammas: Sequence[int],
+        share: float = 1.0,
+    ) -> Callable[[], Costs]:
+        """Compile the phases of a round, and return what times them.
+
+        Each timed length is a program to compile, and a whole round is the largest. So whole rounds
+        are timed at the ends alone. Where time is short none is, and passes of the target are timed
+        for a few lengths, with the first draft.
+
+        Args:
+          longest: the loop with the longest drafts.
+          begin: returns context and state of a method.
+          gammas: draft lengths.
+          share: the share of the time left for this draft.
+        """
+        passes, rounds = sorted({*gammas}), sorted({min(gammas), max(gammas)})
+        if self.is_short(share):
+            passes, rounds = [] if self._passes else (passes[2::2] or passes), []
+        size = 2 + len(passes) + sum(1 + gamma for gamma in rounds)  # target steps, about
+        counts = reduced(
+            {"steps": 20, "repeats": 9},
+            {"steps": 4, "repeats": 3},
+            lambda steps, repeats: steps * (1 + repeats) * size * self.token,
+            self.left(MAX_SHARE_OF_PHASES * share),
+        )
+        contexts, state = begin(longest)
+        take = phases.stopwatch(
+            longest, contexts, state, passes, rounds, steps=counts["steps"], token=bool(passes)
+        )
+
+        def measure() -> Costs:
+            samples = [{**self._passes, **take()} for _ in range(counts["repeats"])]
+            if not rounds:
+                shared = [name for name in samples[0] if name != ("draft", 0)]
+                self._passes = {
+                    name: float(np.median([sample[name] for sample in samples])) for name in shared
+                }
+            return phases.medians(samples)
+
+        return measure
+
+    def forecast(self, loops: int, tokens: int) -> str:
+        """Describe how long the rest will take. Arguments: see `first_pass`."""
+        compiling, calls = loops * self.compiling, tokens * self.token
+        fits = compiling + calls <= self.left()
+        seconds = compiling + calls if fits else max(self.left(), compiling)
+        less = "" if fits else f", fewer than usual to keep within {self.minutes:g} minutes"
+        return (
+            f"about {seconds / 60:.1f} minutes from here: {loops} loops to compile, "
+            f"{self.compiling:.1f} s each, then timed calls at {1e3 * self.token:.3g} ms a token "
+            f"of plain decoding{less}"
+        )
+
+
+def reduced(
+    counts: Mapping[str, int],
+    least: Mapping[str, int],
+    cost: Callable[..., float],
+    seconds: float,
+) -> dict[str, int]:
+    """Lower counts until their cost is at most `seconds`, or each has its least value.
+
+    The count that is the largest multiple of its least value is halved first.
+
+    Args:
+      cost: takes the counts by name, and returns seconds.
+    """
+    found = dict(counts)
+    while cost(**found) > seconds:
+        above = {name: n / least[name] for name, n in found.items() if n > least[name]}
+        if not above:
+            break
+        name = max(above, key=above.__getitem__)
+        found[name] = max(least[name], found[name] // 2)
+    return found
