@@ -10,7 +10,7 @@ seconds of one prompt. The same command goes on with the prompts that are missin
 
     llama.cpp      node, and in the folder --packages:
                    npm install --ignore-scripts node-llama-cpp @node-llama-cpp/linux-x64
-    transformers   pip install torch gguf
+    transformers   pip install torch gguf accelerate
     ctranslate2    pip install torch ctranslate2
 """
 
@@ -39,7 +39,7 @@ from specjax.support import command_line, runs
 Row = Mapping[str, Any]
 HERE = pathlib.Path(__file__).parent
 LLAMA = "node-llama-cpp"
-NEEDS = {"transformers": ("torch", "gguf"), "ctranslate2": ("torch", "ctranslate2")}
+NEEDS = {"transformers": ("torch", "gguf", "accelerate"), "ctranslate2": ("torch", "ctranslate2")}
 PAIR = ("specjax:int8", "llama.cpp:as stored", "transformers:bfloat16")
 ENCODER = ("specjax:float32", "specjax:int8", "ctranslate2:float32", "ctranslate2:int8")
 CODE = """
@@ -92,6 +92,7 @@ class Peer:
         assert self._process.stdout is not None, "a pipe"
         if line := self._process.stdout.readline():
             return json.loads(line)
+        self.end()
         raise ValueError(f"{self.name}:{self.dtype} ended without an answer; see its error above.")
 
 
@@ -213,7 +214,7 @@ def fill(results, todo, files, names, gammas, fields: dict[str, Any]) -> None:
     models = dict(zip(("target", "draft"), map(os.path.basename, files), strict=False))
     try:
         for name in names:
-            command_line.say(f"loading {' and '.join(files)} for {name}")
+            command_line.say(f"loading {' and '.join(models.values())} for {name}")
             peer, _, dtype = name.partition(":")
             peers.append(Peer(peer, dtype, files, args.packages))
         for at, kind, ids in command_line.Steps(todo, unit="prompt", disable=None):
