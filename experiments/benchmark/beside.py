@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,8 @@ def measure(peers: Sequence[Peer], ids: Sequence[int], gammas: Sequence[int]) ->
             for gamma in (0, *gammas):
                 answer = peer.ask(ids, args.tokens, gamma)
                 key = {"peer": peer.name, "dtype": peer.dtype, "gamma": gamma}
-                row = found.setdefault(tuple(key.values()), key | {"first": [], "seconds": []})
+                new = key | {"first": [], "seconds": []}
+                row = found.setdefault((peer.name, peer.dtype, gamma), new)
                 row["first"].append(round(first, 4))
                 row["seconds"].append(round(answer["seconds"], 4))
                 row |= {"ids": answer["ids"], "version": peer.version}
@@ -149,16 +151,16 @@ def table(rows: Sequence[Row]) -> Section:
     def mean(cells: Sequence[Row], name: str, kind: str = "") -> float:
         return float(np.mean([c[name] for c in cells if kind in ("", c["kind"])]))
 
-    plain = [mean(by[n], "ms") for n in by if n.startswith("specjax") and n.endswith("plain")]
+    own = [mean(by[n], "ms") for n in by if n.startswith("specjax") and n.endswith("plain")]
     lines = []
     for name, cells in by.items():
         line = {"method": name} | {kind: number(mean(cells, "ms", kind), 1) for kind in kinds}
         line |= {"all": number(mean(cells, "ms"), 1), "whole call": number(mean(cells, "whole"), 1)}
-        line["speedup"] = number(min(plain) / mean(cells, "ms")) if plain else "–"
+        line["speedup"] = number(min(own) / mean(cells, "ms")) if own else "–"
         for heading, key in (("as plain", "own"), ("as the first", "same")):
             line[heading] = f"{sum(cell[key] for cell in cells)} of {len(cells)}"
         lines.append(line)
-    columns: list[report.Column] = [(name, lambda row, n=name: row[n]) for name in lines[0]]
+    columns: list[report.Column] = [(name, itemgetter(name)) for name in lines[0]]
     versions = dict.fromkeys(m["version"] for row in rows for m in row["methods"])
     legend = (
         "ms a token, the least of the turns for each prompt, the mean over prompts. By kind and in "

@@ -32,19 +32,18 @@ Generate = Callable[[Sequence[int], int, int], list[int]]
 def specjax(dtype: str, *names: str) -> Generate:
     """Load GGUF files, or make random weights of `SHAPES`; no token ends an output."""
     how: dict[str, Any] = {"weights": dtype} if dtype == "int8" else {"dtype": dtype}
-    loaded = [
+    target, *drafts = [
         models.make(name, dtype=dtype, weights="random")
         if name in SHAPES
         else dataclasses.replace(checkpoints.load(name, **how), eos_ids=())
         for name in names
     ]
-    target, draft = (*loaded, None)[:2]
 
     def run(ids: Sequence[int], tokens: int, gamma: int) -> list[int]:
         by: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": tokens}
         if gamma:
             by["gamma"] = gamma
-        return list(generate(target, draft if gamma else None, [list(ids)], **by).tokens[0])
+        return list(generate(target, drafts[0] if gamma else None, [list(ids)], **by).tokens[0])
 
     return run
 
@@ -123,17 +122,17 @@ def _torch() -> tuple[Any, Any]:
     return torch, library
 
 
-PEERS = {  # with the packages whose versions matter
-    "specjax": (specjax, "jax"),
-    "transformers": (transformers, "transformers", "torch"),
-    "ctranslate2": (ctranslate2, "ctranslate2"),
+PEERS: dict[str, tuple[Callable[..., Generate], list[str]]] = {  # and packages with a version
+    "specjax": (specjax, ["jax"]),
+    "transformers": (transformers, ["transformers", "torch"]),
+    "ctranslate2": (ctranslate2, ["ctranslate2"]),
 }
 
 
 def main(name: str, dtype: str, *files: str) -> None:
     """Serve requests until standard input ends. What libraries print goes to standard error."""
     answers, sys.stdout = sys.stdout, sys.stderr
-    load, *packages = PEERS[name]
+    load, packages = PEERS[name]
     run = load(dtype, *files)
     versions = [f"{package} {importlib.metadata.version(package)}" for package in packages]
     print(json.dumps({"version": ", ".join(versions)}), file=answers, flush=True)
