@@ -76,7 +76,7 @@ def input_first(platform: str, dtype: Any, shape: tuple[int, int]) -> bool:
     """
     name, inputs = np.dtype(dtype).name, shape[1]
     units = name in UNITS and cpu_multiplies(name)
-    left = units and inputs * shape[0] >= LARGE and (name == "int8" or inputs >= DEEP)
+    left = units and inputs * shape[0] >= LARGE[name] and (name == "int8" or inputs >= DEEP)
     return platform == "cpu" and not left
 
 
@@ -90,7 +90,7 @@ UNITS = {
 MIN_ROWS = 4
 """Rows from which XLA's CPU backend uses them for an (in, out) matrix. For fewer rows it converts
 every number of the matrix, and takes up to three times as long."""
-LARGE, DEEP = 1 << 20, 1024
+LARGE, DEEP = {"int8": 1 << 19, "bfloat16": 1 << 20}, 1024
 """Numbers of a weight, and inputs of one of bfloat16, from which it is a left factor."""
 
 

@@ -13,7 +13,7 @@ from specjax.batching import pack
 from specjax.checkpoints import Checkpoint, t5
 from specjax.drafters.frequent import frequent
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import arrange
+from specjax.models.layers import arrange, quantise_weights
 from specjax.types import Inputs
 
 # What both sides of attention's product come from.
@@ -26,14 +26,13 @@ def make(name: str, *, dtype: str, weights: str, share: float = 1.0) -> Checkpoi
     Made leaf by leaf in its own dtype and place, so that it takes no more memory than it has.
 
     Args:
+      dtype: of all parameters; "int8": float32, and matrices are rounded to 8 bits.
       weights, share: see `Case`. Below 1 the ids are drawn at random: time depends on how many.
     """
-    config = SHAPES[name]
+    config, platform = SHAPES[name], devices.find().platform
+    floats = jnp.dtype("float32" if dtype == "int8" else dtype)
     abstract = nnx.eval_shape(
-        lambda: arrange(
-            t5.build(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(dtype)),
-            devices.find().platform,
-        )
+        lambda: arrange(t5.build(config, rngs=nnx.Rngs(0), dtype=floats), platform)
     )
     graphdef, shapes = nnx.split(abstract)
     head = ("embedding" if config.tie_word_embeddings else "head",)
@@ -51,6 +50,8 @@ def make(name: str, *, dtype: str, weights: str, share: float = 1.0) -> Checkpoi
             array = _draw(key, std, shape=slot.shape, dtype=slot.dtype)
         filled[path] = slot.replace(array)
     module = nnx.merge(graphdef, nnx.from_flat_state(filled))
+    if dtype == "int8":
+        module = arrange(quantise_weights(module), platform)
     made = Checkpoint(name, LanguageModel.of(module), config, eos_ids=())
     if share == 1:
         return made

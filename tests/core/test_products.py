@@ -60,7 +60,7 @@ def test_few_rows_are_filled_up_where_there_are_units(units):
 
 def test_a_large_narrow_weight_is_the_left_factor(units, monkeypatch):
     """Where there are units it stays (out, in), beside rows of float32."""
-    monkeypatch.setattr(devices, "LARGE", 1500)
+    monkeypatch.setattr(devices, "LARGE", {"int8": 1500, "bfloat16": 1500})
     monkeypatch.setattr(devices, "DEEP", 24)
     module = llama.Llama(llama.LlamaConfig(64, 24, 48, 1, 4), rngs=nnx.Rngs(0))
     for narrowed in (
