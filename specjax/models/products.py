@@ -39,7 +39,8 @@ def product(rows: Array, matrix: Array, input_first: bool, dtype: Any = None) ->
         if not devices.cpu_multiplies("bfloat16"):
             return widened(filled(narrow.astype(rows.dtype), 2), matrix)[: len(rows)]
         if not input_first:
-            return in_tiles(narrow, lambda tile: kept(weight_first(tile, matrix.T, rows.dtype)).T)
+            weight = matrix.T
+            return in_tiles(narrow, lambda tile: kept(weight_first(tile, weight, rows.dtype)).T)
         padded = filled(narrow, devices.MIN_ROWS)
         return jnp.matmul(padded, matrix, preferred_element_type=rows.dtype)[: len(rows)]
 

@@ -79,8 +79,8 @@ def test_a_pass_does_not_change_bits(family, dtype, int8_cache, monkeypatch):
 
     Its source has 9 tokens, and beside others it is padded to 70.
     """
-    for name in ("LARGE", "DEEP"):  # small weights too are left factors
-        monkeypatch.setattr(devices, name, 1)
+    monkeypatch.setattr(devices, "LARGE", dict.fromkeys(devices.LARGE, 1))
+    monkeypatch.setattr(devices, "DEEP", 1)  # small weights too are left factors
     definition, params = nnx.split(model_of(family, dtype, int8_cache))
     rng = np.random.default_rng(0)
     texts = rng.integers(3, VOCAB, size=(BATCH, LENGTH)).astype(np.int32)
