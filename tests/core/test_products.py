@@ -188,7 +188,7 @@ def test_uint8_and_the_number_of_rows_change_no_bit():
 @pytest.mark.parametrize("variant", ["v1_0", "v1_1"])  # a tied head, and one of its own
 def test_uint8_is_stored_where_vnni_is(variant, tmp_path, monkeypatch):
     """Embeddings and logits stay the same, and another platform gets int8 back."""
-    monkeypatch.setattr(devices, "LARGE", 1)
+    monkeypatch.setattr(devices, "LARGE", {"int8": 1, "bfloat16": 1})
     place = t5_variants.write(tmp_path, t5_variants.VARIANTS[variant])
     found = []
     for units in ({"int8"}, {"int8", "uint8"}):

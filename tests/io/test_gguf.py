@@ -147,7 +147,7 @@ def test_the_dtype_on_an_accelerator(model, kind, expected, tmp_path):
 )
 def test_the_dtype_on_a_cpu(kind, large, units, held, tmp_path, monkeypatch, caplog):
     """What large matrices are multiplied fastest in, if they are stored so; and it is logged."""
-    monkeypatch.setattr(devices, "LARGE", large)
+    monkeypatch.setattr(devices, "LARGE", {"int8": large, "bfloat16": large})
     monkeypatch.setattr(devices, "DEEP", 1)
     monkeypatch.setattr(devices, "cpu_multiplies", lambda dtype: dtype in units)
     caplog.set_level(logging.INFO, "specjax")
