@@ -34,7 +34,7 @@ class Encoding(NamedTuple):
     """The output of an encoder that has run, for every model that reads it while it starts."""
 
     output: Float[Array, "B S E"]
-    bias: Any  # (B, 1, 1, S) of the slots, or what stands for it in a context
+    bias: Any  # (B, 1, 1, slots), in whole tiles, or what stands for it in a context
     cross: tuple[Any, ...] = ()  # keys and values by decoder layer; None or (): projected anew
     context: Context = None  # of the target; None while the target itself starts
 

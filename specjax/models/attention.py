@@ -312,10 +312,7 @@ class Mean(NamedTuple):
 
     def join(self, queries: Array, kv: KV, bias: Array, cap: float) -> "Mean":
         """Add T more slots to the average, tile by tile; arguments as in `attend`."""
-        missing = -kv.values.shape[2] % TILE
-        if missing:
-            kv = kv.by_slots(functools.partial(_padded, count=missing))
-            bias = _padded(bias, 3, missing, MASKED)
+        kv, bias = kv.by_slots(whole_tiles), whole_tiles(bias, 3, MASKED)
         tiles = kv.values.shape[2] // TILE
         if tiles == 1:
             return self._join(queries, kv.kept_narrow(queries), bias, cap)
@@ -350,11 +347,11 @@ class Mean(NamedTuple):
         return (self.mixed / self.total)[:, :, : queries.shape[2]]
 
 
-def _padded(x: Array, axis: int, count: int, value: float = 0) -> Array:
-    """Add `count` entries of this value at the end of an axis."""
+def whole_tiles(x: Array, axis: int, value: float = 0) -> Array:
+    """Add entries of this value at the end of an axis, up to a multiple of `TILE`."""
     widths = [(0, 0)] * x.ndim
-    widths[axis] = 0, count
-    return jnp.pad(x, widths, constant_values=value)
+    widths[axis] = 0, -x.shape[axis] % TILE
+    return jnp.pad(x, widths, constant_values=value) if widths[axis][1] else x
 
 
 def _two_queries(queries: Array) -> Array:

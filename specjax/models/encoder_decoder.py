@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from specjax.models.attention import KV, MASKED
+from specjax.models.attention import KV, MASKED, whole_tiles
 from specjax.models.decoder import Decoder
 from specjax.types import Encoding, Inputs, Params
 
@@ -15,8 +15,8 @@ from specjax.types import Encoding, Inputs, Params
 class Context(NamedTuple):
     """The values that decoding reads and never writes."""
 
-    cross: tuple[KV, ...]  # per decoder layer, of S slots: the encoder's keys and values
-    cross_bias: Array  # (B, 1, 1, S): 0, or MASKED at padding
+    cross: tuple[KV, ...]  # per decoder layer: the encoder's keys and values, in whole tiles
+    cross_bias: Array  # (B, 1, 1, slots): 0, or MASKED at padding
     # T5: (H, 2T) by offset + T, MASKED ahead of the query, one for all layers or for each; None:
     # made in each call.
     self_biases: tuple[Array, ...] | None = None
@@ -38,7 +38,7 @@ class EncoderDecoder(Decoder):
         return self.decoder_norm
 
     def read(self, source: Array, source_len: Array) -> tuple[Array, Array]:
-        """Run the encoder: its output, (B, S, E), and the bias of its slots, (B, 1, 1, S).
+        """Run the encoder: its output, (B, S, E), and the bias of its slots, in whole tiles.
 
         Args:
           source: (B, S) int32, right-padded.
@@ -70,7 +70,8 @@ class EncoderDecoder(Decoder):
         encoded = encoding.output.astype(self.dtype)
 
         def project(layer: Any) -> KV:
-            kv = self.project_source(layer, encoded)
+            # In whole tiles once, or attention would add slots in each call.
+            kv = self.project_source(layer, encoded).by_slots(whole_tiles)
             return kv.quantised() if self.int8_cache else kv
 
         known = encoding.cross or (None,) * len(self.decoder)

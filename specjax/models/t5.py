@@ -27,6 +27,7 @@ from specjax.models.attention import (
     chain,
     slide,
     split_heads,
+    whole_tiles,
 )
 from specjax.models.encoder_decoder import Context, EncoderDecoder, padding_bias
 from specjax.models.layers import Fused, Linear, RMSNorm
@@ -331,7 +332,7 @@ class T5(EncoderDecoder):
         x = self.embed(source)
         for layer, bias in zip(self.encoder, itertools.cycle(biases), strict=False):
             x = layer(x, bias)
-        return self.encoder_norm(x), source_bias
+        return self.encoder_norm(x), whole_tiles(source_bias, 3, MASKED)
 
     def project_source(self, layer: DecoderLayer, encoded: Array) -> KV:
         """Project the encoder's output for a layer's cross-attention."""

@@ -15,7 +15,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from specjax.models.attention import KV, MASKED, CausalBias, attend, capped, split_heads
+from specjax.models.attention import (
+    KV,
+    MASKED,
+    CausalBias,
+    attend,
+    capped,
+    split_heads,
+    whole_tiles,
+)
 from specjax.models.decoder import rows_of
 from specjax.models.encoder_decoder import Context, EncoderDecoder, padding_bias
 from specjax.models.layers import Fused, Linear
@@ -212,7 +220,7 @@ class T5Gemma(EncoderDecoder):
         x, start = self.embed_source(source), jnp.zeros_like(source_len)
         for layer, window in zip(self.encoder, config.windows, strict=True):
             x, _ = layer(x, start, biases[window], rotations[window], None)
-        return self.encoder_norm(x), source_bias
+        return self.encoder_norm(x), whole_tiles(source_bias, 3, MASKED)
 
     def project_source(self, layer: DecoderLayer, encoded: Array) -> KV:
         """Project the encoder's output for a decoder layer."""

@@ -19,6 +19,7 @@ from specjax.drafters import attached
 from specjax.drafters.kangaroo import kangaroo
 from specjax.drafters.shallow import Shallow, shallow
 from specjax.drafters.switch import switch
+from specjax.models.attention import TILE
 from specjax.models.t5 import T5
 from specjax.sampling import Sampling, row_keys
 from table_models import inputs_of
@@ -57,7 +58,7 @@ def method_of(name):
 def start(method):
     zeros = jnp.zeros((2,), jnp.int32)
     inputs = inputs_of([[0], [0]], SOURCES)
-    return method.start(inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 4, 16)
+    return method.start(inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 4, 100)
 
 
 def encoded(monkeypatch, method):
@@ -70,14 +71,14 @@ def encoded(monkeypatch, method):
 
     monkeypatch.setattr(T5, "read", counted)
     kept = jax.tree.leaves(jax.eval_shape(start, method))
-    return calls, [x.shape for x in kept if 7 in x.shape]
+    return calls, [x.shape for x in kept if {7, TILE} & {*x.shape}]  # of 7 ids, in one tile
 
 
 @pytest.mark.parametrize("name", DRAFTS | APART)
 def test_the_encoder_runs_once_and_nothing_is_held_twice(name, monkeypatch):
     calls, held = encoded(monkeypatch, method_of(name))
     assert ENCODED not in held
-    of_layers = [shape for shape in held if sorted(shape) == [2, 2, 4, 7]]
+    of_layers = [shape for shape in held if sorted(shape) == [2, 2, 4, TILE]]
     assert len(of_layers) == 2 * (LAYERS + (DRAFTS | APART)[name][1])
     assert len(calls) == (2 if name in APART else 1)
     # One mask for both, and one more for an encoder of its own.
@@ -109,7 +110,7 @@ def test_a_drafter_reads_what_it_would_have_encoded_itself():
         for name, method in methods.items():
             contexts, state = start(method)
             shared[name] = contexts.drafter, state.drafter
-        return shared, {name: method.drafter.start(inputs, 16) for name, method in methods.items()}
+        return shared, {name: method.drafter.start(inputs, 100) for name, method in methods.items()}
 
     shared, alone = both(methods)
     assert jax.tree.structure(shared) == jax.tree.structure(alone)
