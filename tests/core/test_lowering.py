@@ -162,7 +162,7 @@ def test_what_else_asks_the_device_is_an_option():
     assert here == Found(whiles=6, open_whiles=6, open_branches=1)
 
 
-PRIME = 37  # slots of a cache, which divides the size of nothing else
+PRIME = 64 * 37  # slots of a cache, which divide the size of nothing else
 
 
 def from_caches(method):

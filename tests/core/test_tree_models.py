@@ -72,9 +72,10 @@ def test_a_tree_in_one_call_is_each_path_by_itself(family):
         wanted, fed = call(model, tokens[:, jnp.array(path)])
         np.testing.assert_allclose(found[:, node], wanted[:, -1], rtol=2e-5, atol=2e-5)
         pairs = map(jax.tree.leaves, (moved(model, written, lines, node), fed))
-        kept = np.arange(40)[None, :] < np.asarray(length + len(path))[:, None]
+        kept = np.arange(attention.TILE)[None, :] < np.asarray(length + len(path))[:, None]
         for one, other in zip(*pairs, strict=True):
-            there = kept[:, None, None, :] if one.shape[2] != 40 else kept[:, None, :, None]
+            by_row = one.shape[2] == attention.TILE
+            there = kept[:, None, :, None] if by_row else kept[:, None, None, :]
             one, other = (np.where(there, x, 0) for x in (one, other))
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 

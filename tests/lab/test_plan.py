@@ -57,7 +57,7 @@ def test_what_a_call_reads_and_exchanges(found):
     attention, within = 8 * (2 + 2 + 2) + 2 * 8, 8 * 3 * 2 + 3 * 8
     two = 8  # bytes of the temperature and of the id that ends a row
     assert call.weights == 4 * (2 * (attention + within + 2 * 8) + 8 + 8 * 32 // 4) + two
-    slots = 32  # the bucket of 10 + 6 + 1, with the least that there is
+    slots = 64  # a whole tile, which holds 10 + 6 + 1
     assert call.caches == 4 * 4 * 2 * 2 * slots * 2
     sums, logits = (2 * 2 + 1) * 4 * 4 * 8, 4 * 4 * 32  # of each sublayer, and of the embedding
     assert call.exchanged == pytest.approx(2 * 3 / 4 * sums + 3 / 4 * logits, rel=0.03)
