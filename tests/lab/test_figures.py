@@ -98,7 +98,7 @@ def test_figures_are_marked():
     assert pages.count("performance.md") == 4
     assert pages.count("README.md") >= 21  # α and both speedups of seven rows
     assert {mark[2].split("/")[-2] for mark in MARKS[:21]} == {
-        "spec_bench_lookup", "parse", "parse_one_core", "prose",
+        "pair", "spec_bench_lookup", "parse", "prose",
     }  # fmt: skip
     assert MARKS[0][0] == ROOT / "README.md"
     assert not agrees("1.32", 3.493)  # what a page printed that cited an older family
