@@ -120,8 +120,8 @@ def measure(peers: Sequence[Peer], ids: Sequence[int], gammas: Sequence[int]) ->
     found: dict[tuple[str, str, int], dict[str, Any]] = {}
     for _ in range(args.turns):
         for peer in peers:
-            first = peer.ask(ids, 1)["seconds"]
             for gamma in (0, *gammas):
+                first = peer.ask(ids, 1, gamma)["seconds"]
                 answer = peer.ask(ids, args.tokens, gamma)
                 key = {"peer": peer.name, "dtype": peer.dtype, "gamma": gamma}
                 new = key | {"first": [], "seconds": []}
@@ -209,7 +209,7 @@ def main(_) -> None:
 
 def fill(results, todo, files, names, gammas, fields: dict[str, Any]) -> None:
     """Append a row for each prompt, as long as --minutes last."""
-    args, peers, begin = flags.FLAGS, [], time.monotonic()
+    args, peers = flags.FLAGS, []
     command = provenance.command()
     for file in files:
         command = command.replace(file, os.path.basename(file))
@@ -219,6 +219,7 @@ def fill(results, todo, files, names, gammas, fields: dict[str, Any]) -> None:
             command_line.say(f"loading {' and '.join(models.values())} for {name}")
             peer, _, dtype = name.partition(":")
             peers.append(Peer(peer, dtype, files, args.packages))
+        begin = time.monotonic()
         for at, kind, ids in command_line.Steps(todo, unit="prompt", disable=None):
             if args.minutes and time.monotonic() - begin > 60 * args.minutes:
                 break

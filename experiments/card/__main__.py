@@ -98,9 +98,10 @@ def measure(config) -> dict[str, Any]:
     loaded = load_examples(config)
     examples = list({example.input: example for example in reversed(loaded)}.values())[::-1]
     command_line.say_loading(config.target, *config.drafts)
-    target = checkpoints.load(config.target)
+    target = checkpoints.load(config.target, dtype="float32")
     drafts: dict[str, checkpoints.Checkpoint | Drafter] = {
-        pathlib.PurePath(path).name: checkpoints.load(path) for path in config.drafts
+        pathlib.PurePath(path).name: checkpoints.load(path, dtype="float32")
+        for path in config.drafts
     }
     counts = counts_in(pathlib.Path(config.target).parent / "ngram.npz", config, target)
     drafters = drafts | {"bigram": ngram.bigram(counts), "unigram": ngram.unigram(counts)}

@@ -98,6 +98,7 @@ class Bench:
         command_line.say_loading(name, *titles(config))
         precision = defaults.precision(config)
         self.target = checkpoints.load(name, **precision)
+        runs.keep(self.results, {"dtype": provenance.dtype_of(self.target)})
         if not has_template(self.target.tokenizer):
             command_line.say(raw_note(self.target.name))
         self.plain = {PLAIN: self.target}

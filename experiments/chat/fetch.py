@@ -52,7 +52,7 @@ def resolved(name: str, directory: pathlib.Path) -> str:
     Raises:
       ValueError: see `file`.
     """
-    known = "|".join(map(re.escape, FILES))
+    known = rf"(?<![\w./-])(?:{'|'.join(map(re.escape, FILES))})(?![\w./-])"
     return re.sub(known, lambda found: str(file(found[0], directory)), name)
 
 

@@ -81,7 +81,7 @@ def begin(
         mesh = config.mesh or f"{DATA}=1"
         loaded = checkpoints.load(config.start, dtype=jnp.float32, mesh=mesh)
         return meshes.placed(loaded.model.module(), placement, ordered=True)
-    made = make_model(shape, config.seed, load_named(config, "grow", tokenizer))
+    made = make_model(shape, config.seed, load_named(config, "grow", tokenizer, dtype=jnp.float32))
     return meshes.placed(nnx.merge(*made), placement)
 
 

@@ -66,10 +66,9 @@ def unrolled(
       source: of `Eagle.read`.
     """
     module, config, count = drafter.module, drafter.config, tokens.shape[1]
-    groups = config.layer.num_attention_heads // config.layer.num_key_value_heads
     positions = jnp.arange(count)[None, :]
     causal = module.bias(jnp.zeros((1,), jnp.int32), count, count).within
-    own = jnp.tile(jnp.where(jnp.eye(count, dtype=bool), 0.0, MASKED), (groups, 1))[None, None]
+    own = jnp.where(jnp.eye(count, dtype=bool), 0.0, MASKED)[None, None]
     seen: list[KV] = []
     found = []
     for step in range(steps):

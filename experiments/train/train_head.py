@@ -190,7 +190,7 @@ def run(
 
 def _run(config: HeadConfig, directory: pathlib.Path, checked: Callable[[], Any]) -> dict[str, Any]:
     command_line.say_loading(config.target, config.draft)
-    target, draft = checkpoints.load(config.target), checkpoints.load(config.draft)
+    target, draft = (checkpoints.load(m, dtype="float32") for m in (config.target, config.draft))
     places = [part for part in config.task_file.split(",") if part]
     data = {
         split: tasks.load(config.task, split, places)[:count]

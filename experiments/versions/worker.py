@@ -22,7 +22,7 @@ CELLS: dict[str, dict[str, Any]] = {
 
 def main(target_name: str, draft_name: str, inputs: str, repeats: int, new_tokens: int) -> None:
     """Print a row for each cell: tokens of all inputs, and seconds."""
-    target, drafter = specjax.load(target_name), specjax.load(draft_name)
+    target, drafter = (specjax.load(name, dtype="float32") for name in (target_name, draft_name))
     with open(inputs, encoding="utf-8") as file:
         texts = json.load(file)
     for temperature in (0.0, 1.0):

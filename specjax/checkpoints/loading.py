@@ -87,7 +87,7 @@ def load(
     model = checkpoint.model
     check_memory([checkpoint], device)
     if checkpoint.precision and _held_in(model) != "float32":
-        LOG.info("%s is held in %s.", name, checkpoint.precision)
+        LOG.warning("%s is held in %s.", name, checkpoint.precision)
     found = devices.find(device) if model.placement is None else model.placement.first
     family = FAMILIES[checkpoint.config.model_type]
     names = family.tensor_names(checkpoint.config)

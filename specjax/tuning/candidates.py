@@ -170,7 +170,8 @@ class Trial:
         if count > MIN_INPUTS or count > self.timed_inputs:
             return self._decode(self._measured)
         # The loop for batches of 1 is compiled; another shape takes longer than it saves.
-        found = self._in_turns({timing.PLAIN: self._plain}, self._sources, repeats=1, compiled=True)
+        few = decoding.tokenize(self.target, self._measured, self.max_source_len)
+        found = self._in_turns({timing.PLAIN: self._plain}, few, repeats=1, compiled=True)
         return [row.tokens for row in found.outputs(timing.PLAIN)]
 
     def _in_turns(
@@ -220,6 +221,7 @@ class Trial:
             if tree:
                 self._branching(loaded, trees.fixed(1))
         except (ValueError, OSError) as error:
+            self._left = max(1, self._left - 1)
             return Candidate(name, problem=str(error), tree="none" if tree else "")
         found = self._measure(name, loaded, longest, tree)
         self._left = max(1, self._left - 1)
@@ -352,7 +354,8 @@ class Trial:
         )
         if not found.tree and not doubtful():
             bounds = [metrics.tokens_along(overlaps, g) / took for g, took in chosen.steps.items()]
-            if self.minutes and (dropped := cannot_win(max(bounds), self._leader)):
+            bound = max(*bounds, found.predicted)
+            if self.minutes and (dropped := cannot_win(bound, self._leader)):
                 self.say(f"not timed: {dropped}")
                 return dataclasses.replace(found, dropped=dropped)
         raced = self._raced(candidate.name, chosen, found.predicted)
@@ -398,7 +401,8 @@ class Trial:
         if tokens == self.max_new_tokens:
             return found
         # A prefill counts by the tokens of whole outputs.
-        share = tokens / max(tokens, float(np.mean([*map(len, self._outputs)])))
+        lengths = np.array([*map(len, self._outputs)])
+        share = float(np.minimum(lengths, tokens).sum() / max(1, lengths.sum()))
         both = {
             method: found.decode[method] + share * (whole - found.decode[method])
             for method, whole in found.whole.items()

@@ -17,9 +17,11 @@ from specjax.sampling import Sampling, as_sampling, key_for
 from specjax.settings import Settings
 from specjax.support.ranges import has, whole
 from specjax.tuning import fitting, trials
-from specjax.tuning.pace import Pace
+from specjax.tuning.pace import Pace, reduced
 from specjax.tuning.recommendation import EQUAL_WITHIN
 from specjax.types import Text
+
+MAX_LOOPS = 4  # of a trial: with the policy, without a draft, and with two fixed lengths
 
 
 def tune(
@@ -105,7 +107,12 @@ def tune(
     costs = fitting.costs_for(policy, method, target, texts, pace=pace, **run)
     tuned: Any = fitting.with_costs(method, policy, costs)
     timed: list[timing.Comparison] = []
-    fastest: Any = trials.fastest(tuned, target, texts, report=timed.append, **run)
+    tokens = 2 * MAX_LOOPS * max_new_tokens  # of one text, in both repeats of the loops of a trial
+    count = reduced(
+        {"texts": len(texts)}, {"texts": 2}, lambda texts: texts * tokens * pace.token, pace.left()
+    )["texts"]
+    tried = timing.spread(texts, count)
+    fastest: Any = trials.fastest(tuned, target, tried, report=timed.append, **run)
     why = reasons(fastest, tuned, policy, timed[0] if timed else None)
     if not branches and costs.gamma_max < gamma:
         why += f" Drafts of more than {costs.gamma_max} tokens were not tried, for lack of minutes."
