@@ -43,7 +43,7 @@ from specjax.checkpoints import llama as names_of
 from specjax.checkpoints.tensors import Held
 from specjax.drafters.base import Drafter, block_at, catch_up
 from specjax.models import int8
-from specjax.models.attention import KV, MASKED, CausalBias, causal_bias, empty, whole_tiles, write
+from specjax.models.attention import KV, MASKED, CausalBias, causal_bias, empty, write
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
@@ -277,7 +277,7 @@ class Eagle(Drafter):
         if encoding is None:
             encoding = Encoding(*self.target.module().read(source, source_len))
         output = encoding.output.astype(self.dtype)
-        return Source(self.module.cross.project(output).by_slots(whole_tiles), encoding.bias)
+        return Source(self.module.cross.project(output), encoding.bias)
 
     def observe(self, tokens, start, hidden, count, context, state):
         """Keep the features. If there may have been drafts, compute the block's keys and values

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from specjax.models.attention import KV, MASKED, whole_tiles
+from specjax.models.attention import KV, MASKED
 from specjax.models.decoder import Decoder
 from specjax.types import Encoding, Inputs, Params
 
@@ -47,7 +47,10 @@ class EncoderDecoder(Decoder):
         raise NotImplementedError
 
     def project_source(self, layer: Any, encoded: Array) -> KV:
-        """Project the encoder's output to the keys and values that a decoder layer reads."""
+        """Project the encoder's output to the keys and values that a decoder layer reads.
+
+        They are in whole tiles, or attention would add slots in each call.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -70,8 +73,7 @@ class EncoderDecoder(Decoder):
         encoded = encoding.output.astype(self.dtype)
 
         def project(layer: Any) -> KV:
-            # In whole tiles once, or attention would add slots in each call.
-            kv = self.project_source(layer, encoded).by_slots(whole_tiles)
+            kv = self.project_source(layer, encoded)
             return kv.quantised() if self.int8_cache else kv
 
         known = encoding.cross or (None,) * len(self.decoder)

@@ -181,8 +181,9 @@ class CrossAttention(nnx.Module):
         self.heads = config.num_heads
 
     def project(self, encoded: Array) -> KV:
-        """Project (B, S, E) to keys and values of S slots."""
-        return KV.of(*(split_heads(part, self.heads) for part in self.kv(encoded)))
+        """Project (B, S, E) to keys and values of S slots, in whole tiles."""
+        parts = (split_heads(part, self.heads) for part in self.kv(encoded))
+        return KV.of(*parts).by_slots(whole_tiles)
 
     def __call__(self, x: Array, kv: KV, bias: Array, packing: Packing | None = None) -> Array:
         """Map (B, K, E) to (B, K, E), or packed (N, E) to (N, E)."""

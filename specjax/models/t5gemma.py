@@ -116,8 +116,9 @@ class CrossAttention(nnx.Module):
         self.query_scale, self.cap = config.query_scale, config.attn_logit_softcapping
 
     def project(self, encoded: Array) -> KV:
-        """Project (B, S, E) to keys and values of S slots."""
-        return KV.of(*(split_heads(part, self.kv_heads) for part in self.kv(encoded)))
+        """Project (B, S, E) to keys and values of S slots, in whole tiles."""
+        parts = (split_heads(part, self.kv_heads) for part in self.kv(encoded))
+        return KV.of(*parts).by_slots(whole_tiles)
 
     def __call__(self, x: Array, kv: KV, bias: Array, packing: Packing | None = None) -> Array:
         """Map (B, K, E) to (B, K, E), or packed (N, E) to (N, E)."""
@@ -151,13 +152,14 @@ class DecoderLayer(Layer):
         return self.feed(x), cache
 
     def project_source(self, encoded: Array) -> KV:
-        """Project the encoder's output (B, S, E) to keys and values of S slots."""
+        """Project the encoder's output (B, S, E) to keys and values of S slots, in whole tiles."""
         if not self.merged:
             return self.cross.project(encoded)
         attention = self.attention
         _, keys, values = attention.qkv(encoded)  # queries are not needed
         keys, values = (split_heads(part, attention.kv_heads) for part in (keys, values))
-        return KV.of(keys if attention.key_norm is None else attention.key_norm(keys), values)
+        keys = keys if attention.key_norm is None else attention.key_norm(keys)
+        return KV.of(keys, values).by_slots(whole_tiles)
 
 
 class T5Gemma(EncoderDecoder):

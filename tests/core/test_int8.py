@@ -274,7 +274,7 @@ def test_bytes_of_a_cache():
     def size(model):
         return memory.nbytes(jax.eval_shape(lambda m, i: m.start(i, 64), model, inputs))
 
-    slots = 2 * 2 * 2 * (64 + 30)  # of keys and values: layers, rows, heads
+    slots = 2 * 2 * 2 * (64 + 64)  # of keys and values, in whole tiles: layers, rows, heads
     floats = size(in_int8(target_of("t5"), cache=False).model)
     assert floats - size(model) == 2 * slots * (4 * 4 - (4 + 4))
     target = target_of("t5")
