@@ -11,6 +11,7 @@ from flax import nnx
 
 from specjax import checkpoints, devices
 from specjax.models import layers, products
+from specjax.models.attention import KV, attend_and_write, causal_bias, empty
 from specjax.models.llama import Gemma2Config, Gemma3Config
 from specjax.models.t5gemma import T5Gemma2Config
 from specjax.types import Inputs
@@ -112,6 +113,38 @@ def test_rows_of_any_number_are_multiplied_alike(shape):
     whole = times(rows, weight, False)
     for count in (1, 2, 3, 15, 16, 17, 33):
         np.testing.assert_array_equal(times(rows[:count], weight, False), whole[:count])
+
+
+def test_a_single_row_of_float32_is_multiplied_as_two_are():
+    rng = np.random.default_rng(0)
+    matrix = jnp.asarray(rng.normal(size=(576, 1536)), jnp.float32)
+    rows = jnp.asarray(rng.normal(size=(8, 576)), jnp.float32)
+    times = jax.jit(products.product, static_argnums=2, compiler_options=OPTIONS)
+    whole = times(rows, matrix, True)
+    for count in (1, 2, 3):
+        np.testing.assert_array_equal(times(rows[:count], matrix, True), whole[:count])
+
+
+def test_a_single_query_is_averaged_as_two_are():
+    """Heads are so small that XLA multiplies a single vector by a matrix in another way."""
+    heads, size, length = 2, 8, 70
+    rng = np.random.default_rng(0)
+    drawn = rng.normal(size=(3, 1, heads, length, size)).astype(np.float32)
+
+    @functools.partial(jax.jit, compiler_options=OPTIONS)
+    def step(parts, cache, start):
+        queries, keys, values = parts
+        bias = causal_bias(start, queries.shape[2], cache.values.shape[2])
+        return attend_and_write(queries, KV.of(keys, values), cache, bias, start)
+
+    found = []
+    for width in (1, 2):
+        cache, pieces = empty(1, heads, length, size), []
+        for at in range(0, length, width):
+            mixed, cache = step(drawn[:, :, :, at : at + width], cache, jnp.int32([at]))
+            pieces.append(np.asarray(mixed))
+        found.append(np.concatenate(pieces, axis=1))
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 576])
