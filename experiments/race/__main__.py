@@ -3,7 +3,8 @@
     python -m experiments.race
     python -m experiments.race --config=configs/embedded.py --draft=draft-small --temperature=1
     python -m experiments.race --config.tree="fixed(3, 2)"
-    python -m experiments.race --save=race.gif
+    python -m experiments.race --config=configs/decode.py --config.target=DIR --draft=lookup \\
+        --input=FILE --save=race.gif
 
 Accepted tokens, rejected ones and the target's own have the colours of the paper's Figure 1; of
 trees only what is kept is shown. Both sides decode one input after the other at batch 1, the
@@ -37,7 +38,7 @@ from experiments.race import recording
 from experiments.race.recording import Piece, Side
 from specjax import checkpoints, decoding, drafters
 from specjax.cli import defaults
-from specjax.cli.inputs import load_examples
+from specjax.cli.inputs import load_examples, read_texts
 from specjax.loop import Method
 from specjax.measure import doubts, phases, report
 from specjax.sampling import Sampling
@@ -60,7 +61,7 @@ def main(_) -> None:
         raise ValueError(f"--save={args.save} must end in .gif.")
     if busy := doubts.busy_before(doubts.used_by_others()):
         command_line.say(busy)
-    sides = run(config, args.draft, args.gamma, args.temperature, args.inputs)
+    sides = run(config, args.draft, args.gamma, args.temperature, args.inputs, args.input)
     console = Console()
     if args.save:
         seconds = save(pathlib.Path(args.save), sides, title(config, args))
@@ -76,7 +77,7 @@ def main(_) -> None:
 def title(config, args) -> str:
     """What is run, for the animation."""
     return (
-        f"{config.task}, draft {short(chosen(config, args.draft))}, "
+        f"{config.get('task') or short(config.target)}, draft {short(chosen(config, args.draft))}, "
         f"{f'γ = {args.gamma}' if config.tree == 'chain' else config.tree}, "
         f"T = {args.temperature:g}, batch 1"
     )
@@ -84,20 +85,28 @@ def title(config, args) -> str:
 
 def chosen(config, draft: str) -> str:
     """The draft of the config whose name this is, the first one for "", or the name itself."""
-    named = {short(name): name for name in config.drafts}
-    return named.get(draft, draft) if draft else config.drafts[0]
+    drafts = config.get("drafts") or (config.draft,)
+    named = {short(name): name for name in drafts}
+    return named.get(draft, draft) if draft else drafts[0]
 
 
-def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list[Side]:
-    """Both sides, plain decoding first."""
+def run(
+    config, draft: str, gamma: int, temperature: float, inputs: int, file: str = ""
+) -> list[Side]:
+    """Run both sides, plain decoding first.
+
+    Args:
+      inputs: how many; the first ones.
+      file: of the inputs, as `specjax decode` reads them; empty: those of the config's task.
+    """
     draft = chosen(config, draft)
     command_line.say_loading(config.target, draft)
     precision, mesh = defaults.precision(config), config.get("mesh") or None
     target = checkpoints.load(config.target, **precision, mesh=mesh)
-    examples = load_examples(config)[:inputs]
-    sources = decoding.tokenize(
-        target, [example.input for example in examples], config.max_source_len or None
+    texts = (
+        read_texts(file, config.target) if file else [one.input for one in load_examples(config)]
     )
+    sources = decoding.tokenize(target, texts[:inputs], config.max_source_len or None)
     how = Sampling(temperature)
     loaded = drafters.load(draft, target, dtype=precision["dtype"])
     methods: dict[str, Method] = {
@@ -280,7 +289,8 @@ if __name__ == "__main__":
     flags.DEFINE_string("draft", "", "One of the config's drafts, or any other; none: the first.")
     flags.DEFINE_integer("gamma", 7, "Drafted tokens per target call.")
     flags.DEFINE_float("temperature", 0.0, "0: greedy.")
-    flags.DEFINE_integer("inputs", 8, "Inputs, the first of the config's split.")
+    flags.DEFINE_integer("inputs", 8, "Inputs, the first of --input or of the config's split.")
+    flags.DEFINE_string("input", "", "A file of inputs, as `specjax decode` takes it.")
     flags.DEFINE_float("slow", 1.0, "The factor by which the race is shown slower.")
     flags.DEFINE_string("save", "", "Write an animation, a file that ends in .gif.")
     command_line.run(main, __doc__)
