@@ -169,18 +169,24 @@ def screen(side: Side, seconds: float, width: int, height: int) -> list[list[Pie
 
 
 def wrapped(pieces: Iterator[Piece], width: int) -> list[list[Piece]]:
-    """Lines of pieces, broken at any character; ␣ is a space at a token's edge."""
+    """Break pieces into lines, where an output breaks them and at `width` characters.
+
+    ␣ is a space at a token's edge, but for indents that were kept.
+    """
     lines: list[list[Piece]] = [[]]
     room = width
     for text, kind in pieces:
-        text = report.token_text(text)
-        while text:
-            if room == 0:
-                lines.append([])
-                room = width
-            head, text = text[:room], text[room:]
-            lines[-1].append((head, kind))
-            room -= len(head)
+        parts = [report.token_text(text)]
+        if kind != "rejected" and ("\n" in text or text.isspace()):
+            parts = [report.printable(part) for part in text.split("\n")]
+        for number, part in enumerate(parts):
+            while part or number:
+                if number or room == 0:
+                    lines.append([])
+                    room, number = width, 0
+                head, part = part[:room], part[room:]
+                lines[-1] += [(head, kind)] if head else []
+                room -= len(head)
     return lines
 
 

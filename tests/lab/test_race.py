@@ -107,16 +107,17 @@ def test_what_is_on_the_screen():
         [("X", "rejected"), ("d", "corrected")],
     ]
     assert recording.screen(MADE, 9.0, 3, 2) == [
-        [("X", "rejected"), ("d", "corrected")],
-        [("e↵f", "corrected")],
+        [("e", "corrected")],
+        [("f", "corrected")],
     ]
 
 
 def test_spaces_at_the_edges_of_tokens_are_visible():
     pieces = [(") ", "rejected"), (")", "corrected"), (" a b", "accepted")]
-    side = Side("spaces", [Moment(1.0, 0, pieces, 3)])
+    side = Side("spaces", [Moment(1.0, 0, [*pieces, (":\n  ", "corrected")], 3)])
     assert recording.screen(side, 1.0, 80, 9) == [
-        [(")␣", "rejected"), (")", "corrected"), ("␣a b", "accepted")]
+        [(")␣", "rejected"), (")", "corrected"), ("␣a b", "accepted"), (":", "corrected")],
+        [("  ", "corrected")],
     ]
     figure = command.blank()
     command.draw(figure, [side, side], 1.0, "a pair", 5.0)
