@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints import gguf_files, gguf_models, t5x_files, weights
+from specjax.checkpoints import weights
 from specjax.checkpoints.config_json import check_fields, naming, text_model
-from specjax.checkpoints.gguf_files import is_gguf
+from specjax.checkpoints.formats import gguf_files, gguf_models, t5x_files
+from specjax.checkpoints.formats.gguf_files import is_gguf
 from specjax.checkpoints.safetensors_files import read_metadata
 from specjax.checkpoints.tensors import Tensor, read_json
 from specjax.checkpoints.weights import SAFETENSORS, wanted

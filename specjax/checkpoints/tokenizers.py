@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints import chat_templates, gguf_files, gguf_tokenizers, spiece, t5x_files
+from specjax.checkpoints import chat_templates
+from specjax.checkpoints.formats import gguf_files, gguf_tokenizers, spiece, t5x_files
 from specjax.checkpoints.tensors import AGAIN, read_json
 from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN

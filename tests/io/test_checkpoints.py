@@ -21,7 +21,8 @@ import gpt_variants
 import llama_variants
 import make_checkpoint_data
 import t5_variants
-from specjax.checkpoints import convert, load, save, spiece, t5x_files, tensors, torch_files
+from specjax.checkpoints import convert, load, save, tensors
+from specjax.checkpoints.formats import spiece, t5x_files, torch_files
 from specjax.checkpoints.tensors import Held, Turned, equal, read_into
 from specjax.checkpoints.weights import FLAX, find_tensors, wanted
 from specjax.cli import convert as convert_command

@@ -14,16 +14,16 @@ import pytest
 import gguf_variants as variants
 from specjax import devices
 from specjax.checkpoints import (
+    FAMILIES,
     convert,
     described,
     fingerprint,
-    gguf_files,
-    gguf_models,
     load,
     outline,
     precision,
     tensors,
 )
+from specjax.checkpoints.formats import gguf_files, gguf_models
 from specjax.checkpoints.tensors import Turned, read_into
 from specjax.models.llama import Rope
 
@@ -72,7 +72,7 @@ def test_quantised_models(model, kind, tmp_path, monkeypatch):
     arrays, chosen = module.tensors(variant), gguf.GGMLQuantizationType[kind]
     rounded = {}
     for name, array in arrays.items():
-        turned = name.endswith(gguf_models.gpt.TURNED)
+        turned = name.endswith(FAMILIES["gpt2"].turned)
         stored = array.T if turned else array
         if stored.ndim == 2 and stored.shape[1] % gguf.GGML_QUANT_SIZES[chosen][0] == 0:
             stored = np.ascontiguousarray(stored)

@@ -10,7 +10,8 @@ import pytest
 
 import gguf_variants as variants
 import make_checkpoint_data
-from specjax.checkpoints import convert, load, outline, spiece, tokenizers
+from specjax.checkpoints import convert, load, outline, tokenizers
+from specjax.checkpoints.formats import spiece
 
 
 def written(path, vocabulary, architecture="llama"):

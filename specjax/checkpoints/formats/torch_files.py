@@ -17,8 +17,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from specjax.checkpoints import pickles
-from specjax.checkpoints.pickles import Storage, Strided, Unpickled
+from specjax.checkpoints.formats import pickles
+from specjax.checkpoints.formats.pickles import Storage, Strided, Unpickled
 from specjax.checkpoints.tensors import AGAIN, At, Tensor, contiguous, read_bytes, strided_pieces
 from specjax.support import npz
 
