@@ -14,6 +14,7 @@ from specjax.checkpoints import Checkpoint
 from specjax.drafters.frequent import frequent
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange, quantise_weights
+from specjax.models.t5 import T5
 from specjax.types import Inputs
 
 # What both sides of attention's product come from.

@@ -36,7 +36,7 @@ class Row(NamedTuple):
 class Stack(NamedTuple):
     """Layers, one after the other."""
 
-    count: str
+    number: str
     """The config's field that has the number of layers."""
     tensors: str
     """Beginning of the layers' names in Hugging Face's files, such as "model.layers."."""
@@ -99,7 +99,7 @@ class Family:
             _add(found, row, config, "", ())
         for stack in self.stacks:
             part = stack.config(config)
-            for i in range(getattr(part, stack.count)):
+            for i in range(getattr(part, stack.number)):
                 for row in stack.rows:
                     _add(found, row, part, f"{stack.tensors}{i}.", (stack.parameters, i))
         return found
@@ -118,12 +118,13 @@ class Family:
         Nothing is built, and the time does not depend on the number.
         """
         for stack in self.stacks:
-            count, place = getattr(stack.config(config), stack.count), stack.tensors
+            field, place = stack.number, stack.tensors
+            count = getattr(stack.config(config), field)
             parts = [name[len(place) :] for name in tensors if name.startswith(place)]
             there = len({part.partition(".")[0] for part in parts})
             if count > there:
                 raise ValueError(
-                    f"{stack.count}={count}, but layers beyond the {there} of {place}* are missing "
+                    f"{field}={count}, but layers beyond the {there} of {place}* are missing "
                     f"from the weights, or the config is of another model. {way_out(tensors)}"
                 )
 
