@@ -118,15 +118,6 @@ def test_a_part_of_a_tensor(form, tmp_path, monkeypatch):
         np.testing.assert_array_equal(out, whole[part])
 
 
-@pytest.mark.parametrize("form", ["bin", "legacy", "flax"])
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_half_precision(form, dtype, tmp_path):
-    plain = load(t5_variants.write(tmp_path / "plain", V1_1, dtype=dtype))
-    arrays = {name: array.astype(dtype) for name, array in t5_variants.tensors(V1_1).items()}
-    other = formats.rewrite(t5_variants.write(tmp_path / "other", V1_1), arrays, form)
-    assert_same_params(load(other), plain)
-
-
 @pytest.mark.parametrize("name", ["v1_0", "v1_1", "deep_decoder", "deep_encoder", "odd_heads"])
 @pytest.mark.parametrize("said", ["nothing", "bindings", "block", "config.json"])
 def test_t5x_gives_the_same_parameters(name, said, tmp_path):
@@ -517,22 +508,6 @@ def test_other_zip_archives(directory):
         load(directory)
 
 
-def test_safetensors_under_the_name_of_a_pickle(tmp_path):
-    made = t5_variants.write(tmp_path, V1_0)
-    (made / "model.safetensors").rename(made / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin cannot be read: .*two formats"):
-        load(made)
-
-
-@pytest.mark.parametrize("form", ["bin", "legacy", "flax"])
-def test_shapes_that_do_not_fit_the_config(form, tmp_path):
-    made = formats.rewrite(t5_variants.write(tmp_path, V1_0), t5_variants.tensors(V1_0), form)
-    raw = json.loads((made / "config.json").read_text())
-    (made / "config.json").write_text(json.dumps({**raw, "d_ff": 32}))
-    with pytest.raises(ValueError, match=r"(bin|msgpack): '.*wi\.weight' has shape \(24, 16\)"):
-        load(made)
-
-
 @pytest.mark.parametrize("form", ["bin-sharded", "legacy-sharded", "flax-sharded"])
 def test_shards_of_two_models(form, tmp_path):
     made = formats.rewrite(t5_variants.write(tmp_path, V1_0), t5_variants.tensors(V1_0), form)
@@ -559,15 +534,6 @@ def test_an_index_cannot_lead_out_of_its_directory(tmp_path):
     index = made / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"weight_map": {"shared.weight": "../elsewhere.bin"}}))
     with pytest.raises(ValueError, match=r"which should be the name of a file"):
-        load(made)
-
-
-def test_only_floats_are_weights(tmp_path):
-    file = tmp_path / "model" / "flax_model.msgpack"
-    made = t5_variants.write(file.parent, V1_0)
-    arrays = {name: array.astype(np.int32) for name, array in t5_variants.tensors(V1_0).items()}
-    formats.rewrite(made, arrays, "flax")
-    with pytest.raises(ValueError, match=r"msgpack: .* is stored as int32; weights should be"):
         load(made)
 
 

@@ -157,17 +157,14 @@ def test_settings_for_tasks(settings, tmp_path):
 INDEX = SAFETENSORS.index
 WRONG = {
     "weight_map": (INDEX, {"weight_map": {"a": None}}, "puts 'a' into None"),
-    "list in weight_map": (
-        SAFETENSORS.index,
-        {"weight_map": {"a": ["b"]}},
-        r"puts 'a' into \['b'\]",
-    ),
+    "list in weight_map": (SAFETENSORS.index, {"weight_map": {"a": ["b"]}},
+        r"puts 'a' into \['b'\]"),
     "list of names": (INDEX, {"weight_map": ["a"]}, "has no 'weight_map'"),
     "list": (INDEX, ["a"], "should hold a JSON object"),
     "null": (INDEX, {"a": None}, "has no 'weight_map'"),
     "config of null": ("config.json", {"a": None}, "model_type=None is not supported"),
     "config of lists": ("config.json", {"model_type": ["t5"]}, r"model_type=\['t5'\] is not"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -344,26 +344,20 @@ METADATA = {
     "a large id": ({"tokenizer.ggml.eot_token_id": 2**31}, "ggml.eot_token_id=2147483648 sho"),
     "no epsilon": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps=nan"),
     "a large epsilon": ({"llama.attention.layer_norm_rms_epsilon": 1e18}, "rms_norm_eps=1e[+]18"),
-    "a factor of true": (
-        {"llama.rope.scaling.factor": True},
-        "scaling.factor=True should be a fin",
-    ),
+    "a factor of true": ({"llama.rope.scaling.factor": True},
+        "scaling.factor=True should be a fin"),
     "two scalings": ({"llama.rope.scaling.factor": 2.0}, "factor=2.0 and rope_freqs.weight"),
     "dynamic": ({"llama.rope.scaling.type": "dynamic"}, "rope.scaling.type='dynamic' is not supp"),
     "a logarithm": ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier=0.1 is"),
     "a scale": ({"llama.attention.scale": 0.5}, r"attention.scale=0.5 is not supported, only 0 or"),
     "scaled logits": ({"llama.logit_scale": 2.0}, "logit_scale=2.0 is not supported, only 0 or 1"),
     "caps": ({"llama.final_logit_softcapping": 30.0}, "logit_softcapping=30.0 is not supported"),
-    "long values": (
-        {"llama.attention.value_length": 8},
-        "value_length=8 is not supported, only 16",
-    ),
-    "bases": (
-        {"llama.rope.freq_base_per_layer": [1.0, 2.0]},
-        r"base_per_layer=\[1.0, 2.0\] is not",
-    ),
+    "long values": ({"llama.attention.value_length": 8},
+        "value_length=8 is not supported, only 16"),
+    "bases": ({"llama.rope.freq_base_per_layer": [1.0, 2.0]},
+        r"base_per_layer=\[1.0, 2.0\] is not"),
     "an alignment": ({"general.alignment": 3}, None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", METADATA)
@@ -392,15 +386,12 @@ ROPES = {  # metadata of `rope.`, and the rotation that llama.cpp makes of it
     "linear without a factor": ({"scaling.type": "linear"}, PLAIN_ROPE),
     "a factor of 0": ({"scaling.factor": 0.0}, PLAIN_ROPE),
     "none": ({"scaling.type": "none", "scaling.factor": 4.0}, PLAIN_ROPE),
-    "yarn": (
-        {f"scaling.{key}": value for key, value in YARN_KEYS.items()},
-        Rope("yarn", factor=4.0, original_length=16, attention_factor=1 + 0.1 * math.log(4)),
-    ),
+    "yarn": ({f"scaling.{key}": value for key, value in YARN_KEYS.items()},
+        Rope("yarn", factor=4.0, original_length=16, attention_factor=1 + 0.1 * math.log(4))),
     "yarn's attention": (
         {f"scaling.{k}": v for k, v in {**YARN_KEYS, "yarn_attn_factor": 2.0}.items()},
-        Rope("yarn", factor=4.0, original_length=16, attention_factor=2.0),
-    ),
-}
+        Rope("yarn", factor=4.0, original_length=16, attention_factor=2.0)),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

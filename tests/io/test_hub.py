@@ -23,6 +23,7 @@ import gpt_variants
 import llama_variants
 import t5_variants
 import t5gemma_variants
+from family_rows import ROWS
 from specjax import checkpoints, devices
 from specjax.checkpoints import Checkpoint, load, outline, parameters, save, saving, tensors
 from specjax.models.gpt import GPT, GPTConfig
@@ -32,6 +33,13 @@ from specjax.models.llama import Llama, Qwen3Config, Rope
 from specjax.models.t5 import T5, T5Config
 
 V1_0, V1_1 = t5_variants.VARIANTS["v1_0"], t5_variants.VARIANTS["v1_1"]
+
+
+def variants_of(module):
+    """Every variant of a layout, by name."""
+    return module.VARIANTS | getattr(module, "OTHERS", {})
+
+
 DAMAGED = r"model\.safetensors is cut short or damaged \(.+\)\. Copy or download it again"
 WORDS = ("<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz")
 
@@ -711,18 +719,15 @@ def test_settings_that_change_nothing_are_not_named(directory):
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        *(
-            (module, name)
-            for module in (t5_variants, gpt_variants, llama_variants, gemma_variants)
-            for name in module.VARIANTS
-        ),
-        *((t5_variants, name) for name in t5_variants.OTHERS),
+        (module, name)
+        for module in dict.fromkeys(row.variants for row in ROWS.values())
+        for name in variants_of(module)
     ],
 )
 def test_what_is_saved_is_loaded(module, name, tmp_path):
     """Nothing of the config or the weights is lost. Bare names are saved as full ones, without the
     masks."""
-    variant = module.VARIANTS.get(name) or t5_variants.OTHERS[name]
+    variant = variants_of(module)[name]
     first = load(module.write(tmp_path / "a", variant))
     save(tmp_path / "b", first)
     again = load(tmp_path / "b")
@@ -730,13 +735,11 @@ def test_what_is_saved_is_loaded(module, name, tmp_path):
     assert type(again.config) is type(first.config)
     assert again.eos_ids == first.eos_ids
     assert_same_params(again, first)
-    stored = load_file(tmp_path / "b" / "model.safetensors")
-    if module is not t5_variants:
+    if hasattr(variant, "bare"):
         variant = dataclasses.replace(variant, bare=False)
-    expected = module.tensors(variant)
+    stored, expected = load_file(tmp_path / "b" / "model.safetensors"), module.tensors(variant)
     assert stored.keys() == expected.keys()
-    if module is not t5_variants:
-        jax.tree.map(np.testing.assert_array_equal, stored, expected)
+    jax.tree.map(np.testing.assert_array_equal, stored, expected)
 
 
 def test_a_failed_save_leaves_what_was_there(directory, monkeypatch):
