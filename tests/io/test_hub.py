@@ -345,23 +345,6 @@ def test_no_weights(directory):
         load(directory)
 
 
-@pytest.mark.parametrize("kept", [0, 5, 8, 300, -1])
-def test_weights_cut_short(directory, kept):
-    file = directory / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=DAMAGED):
-        load(directory)
-
-
-def test_damaged_header(directory):
-    file = directory / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[8:12] = b"!!!!"
-    file.write_bytes(data)
-    with pytest.raises(ValueError, match=DAMAGED):
-        load(directory)
-
-
 @pytest.mark.parametrize(
     "change", [{"shape": [40, 15]}, {"dtype": "F99"}, {"data_offsets": [0]}, {"shape": [-1]}]
 )
@@ -720,7 +703,7 @@ def test_settings_that_change_nothing_are_not_named(directory):
     ("module", "name"),
     [
         (module, name)
-        for module in dict.fromkeys(row.variants for row in ROWS.values())
+        for module in dict.fromkeys(ROWS[row].variants for row in ROWS)
         for name in variants_of(module)
     ],
 )
