@@ -20,6 +20,7 @@ from flax import serialization
 from safetensors.numpy import save_file
 
 import checkpoint_formats as formats
+import gguf_variants
 import gpt_variants
 import llama_variants
 import make_checkpoint_data
@@ -423,10 +424,7 @@ def write_gguf(path, arrays):
     writer.add_array("c", [1.0, 2.0])
     for name, array in arrays.items():
         writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_variants.finish(writer)
 
 
 READERS = {

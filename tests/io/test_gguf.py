@@ -244,10 +244,7 @@ def split(file, count):
                 writer.add_key_value(field.name, field.contents(), field.types[0])
         for tensor in reader.tensors[i::count]:
             writer.add_tensor(tensor.name, np.array(tensor.data))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        variants.finish(writer)
         names.append(path)
     return names
 
@@ -321,10 +318,7 @@ def rewritten(file, *, fields=None, change=None, drop=(), architecture="llama"):
             array = np.array(tensor.data)
             name, array = (change or (lambda name, array: (name, array)))(tensor.name, array)
             writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    variants.finish(writer)
     return path
 
 
