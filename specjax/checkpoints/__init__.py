@@ -5,9 +5,9 @@ flax's msgpack, T5X's zarr folders and GGUF. Pieces go straight to their place i
 parameters, in their final dtype. So loading needs hardly more memory than the model itself.
 
 - `finding`: a name → its directory, its configs
-- `families`, `config_json`: configs → the module to build, and the names of its tensors
-- `weights`, `tensors`: files of every format → tensors by name
-- `gguf_models`, `gguf_tokenizers`: a GGUF file → config and tensors, tokenizer
+- `family`, `families`, `config_json`: configs → the module to build, and the names of its tensors
+- `weights`, `tensors`, `safetensors_files`: files of every format → tensors by name
+- `formats`: the wall before formats of others: torch's, flax's, T5X's, GGUF, sentencepiece
 - `parameters`: tensors → the parameters of a module, and back
 - `tokenizers`: the tokenizer, marks and limits
 - `loading`, `saving`: all of it → a `Checkpoint`, and back

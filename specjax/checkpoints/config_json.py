@@ -1,30 +1,24 @@
 """Helpers with which all families read a config.json and the tensors beside it."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints.gguf_files import way_out
-from specjax.checkpoints.tensors import Tensor, equal
 from specjax.support.ranges import LARGEST, LARGEST_WHOLE, shown
 
 IDS = ("decoder_start_token_id", "bos_token_id", "pad_token_id", "eos_token_id")
 NO_ID = -1
 ID = "an integer ≥ 0 and below 2³¹, or -1 for none"
-# The fields that count layers, and how the names of their tensors begin.
-LAYERS = {
-    "num_layers": "encoder.block.",
-    "num_decoder_layers": "decoder.block.",
-    "n_layer": "transformer.h.",
-    "num_hidden_layers": "model.layers.",
-}
+ENDS, TIED = "eos_token_id", "tie_word_embeddings"
+LAYERS = ("num_layers", "num_decoder_layers", "n_layer", "num_hidden_layers")
 MOST_LAYERS = 1000  # the largest published models have some 130
 
 
 def fill_in(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `defaults`, with the values of `raw` where these are not null."""
-    return {**defaults, **{key: raw[key] for key in defaults if raw.get(key) is not None}}
+    """The fields of `defaults` but for EOS, with the values of `raw` where these are not null."""
+    given = {key: raw[key] for key in defaults if raw.get(key) is not None}
+    return {key: value for key, value in {**defaults, **given}.items() if key != ENDS}
 
 
 def check_fields(raw: Mapping[str, Any], fields: Mapping[str, str] | None = None) -> None:
@@ -76,6 +70,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
         isinstance(value, dict) and all(isinstance(entry, dict) for entry in value.values())
     ),
 }
+NO_SIZES = ("a finite number ≥ 0", "a number in [0, 1)", "true or false", "a string")
 FIELDS: dict[str, str] = {
     **dict.fromkeys(("decoder_start_token_id", "bos_token_id", "pad_token_id"), ID),
     "max_window_layers": "an integer ≥ 0 and below 2³¹",
@@ -149,39 +144,20 @@ def text_model(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, **inner, **ids, "model_type": "gemma3_text"}
 
 
-def check_sizes(fields: Mapping[str, Any], *, other: Collection[str]) -> None:
-    """Raise ValueError unless fields, `other` aside, are integers in bounds: ids ≥ 0, sizes ≥ 1."""
+def check_sizes(fields: Mapping[str, Any]) -> None:
+    """Raise ValueError unless ids are integers ≥ 0, and sizes integers ≥ 1.
+
+    Fields that `FIELDS` has as something else are left out: `check_fields` checks them.
+    """
     for key, value in fields.items():
-        least = 0 if key.endswith("_token_id") else 1
-        if key in other:
+        if FIELDS.get(key) in NO_SIZES:
             continue
+        least = 0 if key.endswith("_token_id") else 1
         if type(value) is not int or value < least:
             raise ValueError(f"{key}={shown(value)} should be an integer ≥ {least}.")
         most = MOST_LAYERS if key in LAYERS else LARGEST_WHOLE
         if value > most:
             raise ValueError(f"{key}={value} should be at most {most}.")
-
-
-def check_layers(config: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if a config has more layers than the names of the tensors.
-
-    Nothing is built, and the time does not depend on the number.
-    """
-    stacks = [(config, key, place) for key, place in LAYERS.items()]
-    if encoder := getattr(config, "encoder", None):  # a T5Gemma
-        inner = ".text_model" if config.merged else ""
-        places = "model.decoder.layers.", f"model.encoder{inner}.layers."
-        pairs = zip((config, encoder), places, strict=True)
-        stacks = [(part, "num_hidden_layers", place) for part, place in pairs]
-    for part, key, place in stacks:
-        count = getattr(part, key, 0)
-        parts = [name[len(place) :] for name in tensors if name.startswith(place)]
-        there = len({part.partition(".")[0] for part in parts})
-        if count > there:
-            raise ValueError(
-                f"{key}={count}, but layers beyond the {there} of {place}* are missing from the "
-                f"weights, or the config is of another model. {way_out(tensors)}"
-            )
 
 
 def merge_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,21 +182,3 @@ def check_built(raw: Mapping[str, Any], built: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"{key}={raw[key]!r} is not supported; choose a model with {key}={value!r}."
             )
-
-
-def is_copy(tensors: Mapping[str, Tensor], head: str, embedding: str) -> bool:
-    """Whether the files hold a head that is a copy of the embedding."""
-    return head in tensors and embedding in tensors and equal(tensors[head], tensors[embedding])
-
-
-def tie(tensors: dict[str, Tensor], head: str, embedding: str) -> None:
-    """Give a tied matrix the embedding's name if only the head's name is stored."""
-    if embedding not in tensors and head in tensors:
-        tensors[embedding] = tensors.pop(head)
-
-
-def with_prefix(tensors: Mapping[str, Tensor], prefix: str, *, head: str) -> dict[str, Tensor]:
-    """Add `prefix` to the names if they lack it, as in files written without a head."""
-    if any(name.startswith(prefix) for name in tensors):
-        return dict(tensors)
-    return {name if name == head else prefix + name: tensor for name, tensor in tensors.items()}

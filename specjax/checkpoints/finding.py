@@ -3,16 +3,18 @@
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints import gguf_files, gguf_models, t5x_files, weights
+from specjax.checkpoints import weights
 from specjax.checkpoints.config_json import check_fields, naming, text_model
-from specjax.checkpoints.gguf_files import is_gguf
+from specjax.checkpoints.formats import gguf_files, gguf_models, t5x_files
+from specjax.checkpoints.formats.gguf_files import is_gguf
 from specjax.checkpoints.safetensors_files import read_metadata
 from specjax.checkpoints.tensors import Tensor, read_json
 from specjax.checkpoints.weights import SAFETENSORS, wanted
-from specjax.support.ranges import shown
+from specjax.support.ranges import cause, shown
 
 HUB_NAME = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
 
@@ -28,14 +30,22 @@ def locate(name: str | os.PathLike) -> Path:
         raise ValueError(
             f"{path} is a file; give the directory that holds config.json, or a GGUF file."
         )
-    try:
+    with _on_hub(
+        f"{str(name)!r} is neither a directory here nor a model that could be fetched from",
+        f"Check the spelling; without a network, run `hf download {name}` where there is one and "
+        "give the directory.",
+    ):
         return _download(str(name))
+
+
+@contextlib.contextmanager
+def _on_hub(failed: str, way_out: str) -> Iterator[None]:
+    """Turn an error of the hub's client into a FileNotFoundError that says what to do."""
+    try:
+        yield
     except Exception as error:  # the client raises many kinds, offline, mistyped, private, ...
-        reason = str(error).strip().split("\n")[0]
         raise FileNotFoundError(
-            f"{str(name)!r} is neither a directory here nor a model that could be fetched from the "
-            f"Hugging Face hub ({type(error).__name__}: {reason}). Check the spelling; without a "
-            f"network, run `hf download {name}` where there is one and give the directory."
+            f"{failed} the Hugging Face hub ({cause(error)}). {way_out}"
         ) from error
 
 
@@ -82,15 +92,11 @@ def locate_config(name: str | os.PathLike) -> Path:
         return config_place(locate(name))
     import huggingface_hub  # imported here: local use must not need it
 
-    try:
+    with _on_hub(
+        f"{str(name)!r} is no directory here, and its config.json could not be fetched from",
+        "Give a directory that holds its config.json.",
+    ):
         return Path(huggingface_hub.hf_hub_download(str(name), "config.json"))
-    except Exception as error:  # see `locate`
-        reason = str(error).strip().split("\n")[0]
-        raise FileNotFoundError(
-            f"{str(name)!r} is no directory here, and its config.json could not be fetched from "
-            f"the Hugging Face hub ({type(error).__name__}: {reason}). Give a directory that holds "
-            "its config.json."
-        ) from error
 
 
 def fingerprint(name: str | os.PathLike) -> dict[str, str]:

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.checkpoints import llama
-from specjax.checkpoints.config_json import check_built, check_sizes
+from specjax.checkpoints.config_json import ENDS, TIED, check_built, check_sizes
+from specjax.checkpoints.family import Family, Row, Stack
 from specjax.checkpoints.llama import FULL, WINDOWED
 from specjax.checkpoints.tensors import Tensor
-from specjax.models.llama import Gemma2Config, Gemma3Config, LlamaConfig, Rope
+from specjax.models.llama import Gemma2Config, Gemma3Config, Llama, LlamaConfig, Rope
 
-CONFIGS = {c.model_type: c for c in (Gemma2Config, Gemma3Config)}
-ARCHITECTURES = {"gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+SCORES, LOGITS = CAPS = "attn_logit_softcapping", "final_logit_softcapping"
 # transformers' defaults for config.json.
 _GEMMA2: dict[str, Any] = {
     "vocab_size": 256000,
@@ -35,18 +35,24 @@ _GEMMA2: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-6,
     "bos_token_id": 2,
-    "eos_token_id": 1,
+    ENDS: 1,
+    TIED: True,
+    "attention_bias": False,
+    "query_pre_attn_scalar": 256,
+    SCORES: 50.0,
+    LOGITS: 30.0,
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma2": _GEMMA2,
-    "gemma3_text": {**_GEMMA2, "vocab_size": 262208, "max_position_embeddings": 131072},
+    "gemma3_text": {
+        **_GEMMA2,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        SCORES: None,
+        LOGITS: None,
+    },
 }
-PAD, WINDOW, QUERY_SCALAR, PATTERN = 0, 4096, 256, 6
-SCORES, LOGITS = "attn_logit_softcapping", "final_logit_softcapping"
-CAPS: dict[str, dict[str, Any]] = {
-    "gemma2": {SCORES: 50.0, LOGITS: 30.0},
-    "gemma3_text": {SCORES: None, LOGITS: None},
-}
+PAD, WINDOW, PATTERN = 0, 4096, 6
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0  # of a Gemma 3
 # The only value of each field that is implemented; an absent field has it too.
 BUILT: dict[str, Any] = {
@@ -56,6 +62,14 @@ BUILT: dict[str, Any] = {
 }
 VISION = ("vision_tower.", "multi_modal_projector.")
 TEXT = "language_model."
+
+
+NORMS = (  # what a Llama calls post_attention_layernorm comes before feed-forward
+    Row("input_layernorm", "attention_norm.scale", "attn_norm"),
+    Row("post_attention_layernorm", "attention_end.scale", "post_attention_norm"),
+    Row("pre_feedforward_layernorm", "feed_forward_norm.scale", "ffn_norm"),
+    Row("post_feedforward_layernorm", "feed_forward_end.scale", "post_ffw_norm"),
+)
 
 
 def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -68,51 +82,38 @@ def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dic
             name = plain if plain.startswith("lm_head") else f"model.{plain}"
         if not plain.startswith(VISION):
             found[name] = tensor
-    return llama.select_tensors({"tie_word_embeddings": _tied(raw)}, found)
-
-
-def _tied(raw: Mapping[str, Any]) -> bool:
-    return raw.get("tie_word_embeddings") is not False
+    return llama.select_tensors({TIED: raw.get(TIED) is not False}, found)
 
 
 def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LlamaConfig:
     """Read the config of a Gemma's checkpoint; see `llama.config_from_hub`."""
     kind = raw["model_type"]
     check_built(raw, BUILT | ({SCORES: None} if kind == "gemma3_text" else {}))
-    known = llama.sizes({"pad_token_id": PAD, **raw}, DEFAULTS[kind])
+    known = llama.fields_of({"pad_token_id": PAD, **raw}, DEFAULTS[kind], tensors)
+    for cap in CAPS:
+        if known[cap] == 0:
+            raise ValueError(f"{cap}={known[cap]!r} should be a number > 0, or null for no cap.")
+        known[cap] = float(known[cap] or 0)
     layers, longest = known["num_hidden_layers"], known["max_position_embeddings"]
     pattern = 2 if kind == "gemma2" else raw.get("sliding_window_pattern") or PATTERN
     types = raw.get("layer_types") or [
         WINDOWED if (i + 1) % pattern else FULL for i in range(layers)
     ]
-    known["query_pre_attn_scalar"] = raw.get("query_pre_attn_scalar", QUERY_SCALAR)
-    known |= {key: _cap(raw, key, default) for key, default in CAPS[kind].items()}
-    check_sizes(known, other=("rms_norm_eps", *CAPS[kind]))
     window = raw.get("sliding_window", WINDOW)
     if window is not None:
-        check_sizes({"sliding_window": window}, other=())
+        check_sizes({"sliding_window": window})
     window, full_layers = llama.windows_of(types, window, layers)
     if kind == "gemma3_text":
         rope, local_rope = _ropes(raw, longest)
     else:
         rope, local_rope = llama.rope_of(raw, longest), None
-    return CONFIGS[kind](
+    return FAMILIES[kind].config_class(
         **known,
         rope=rope,
         local_rope=local_rope,
         sliding_window=window,
         full_layers=full_layers,
-        attention_bias=bool(raw.get("attention_bias")),
-        tie_word_embeddings=llama.HEAD not in tensors and _tied(raw),
     )
-
-
-def _cap(raw: Mapping[str, Any], key: str, default: float | None) -> float:
-    """Read a cap; 0.0 if it is null."""
-    value = raw.get(key, default)
-    if value == 0:
-        raise ValueError(f"{key}={value!r} should be a number > 0, or null for no cap.")
-    return 0.0 if value is None else float(value)
 
 
 def _ropes(raw: Mapping[str, Any], longest: int) -> tuple[Rope, Rope]:
@@ -138,24 +139,33 @@ def _ropes(raw: Mapping[str, Any], longest: int) -> tuple[Rope, Rope]:
     return full, one(WINDOWED, base("rope_local_base_freq", LOCAL_THETA), {})
 
 
-def config_to_hub(config: LlamaConfig) -> dict[str, Any]:
-    """The architecture's fields of config.json, for transformers before and since version 5."""
-    kind = "gemma2" if isinstance(config, Gemma2Config) else "gemma3_text"
+def _more_to_hub(config: LlamaConfig) -> dict[str, Any]:
+    """Fields of caps, windows and rotations."""
     rope: dict[str, Any] = llama.rope_to_hub(config.rope)
     if config.local_rope is not None:
         local = llama.rope_to_hub(config.local_rope)["rope_parameters"]
         rope["rope_parameters"] = {FULL: rope["rope_parameters"], WINDOWED: local}
         rope["rope_local_base_freq"] = config.local_rope.theta
     return {
-        "architectures": [ARCHITECTURES[kind]],
-        **{key: getattr(config, key) for key in DEFAULTS[kind] if key != "eos_token_id"},
-        **{key: getattr(config, key) or None for key in CAPS[kind]},
+        **{key: getattr(config, key) or None for key in CAPS},
         **rope,
-        "query_pre_attn_scalar": config.query_pre_attn_scalar,
         "sliding_window": config.sliding_window or None,
-        "layer_types": [WINDOWED if window else FULL for window in config.windows],
-        "attention_bias": config.attention_bias,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "hidden_activation": BUILT["hidden_activation"],
-        "attention_dropout": 0.0,
+        "layer_types": llama.types_of(config),
     }
+
+
+FAMILIES = {
+    config.model_type: Family(
+        config,
+        Llama,
+        f"Gemma{config.model_type[5]}ForCausalLM",
+        DEFAULTS[config.model_type],
+        {"hidden_activation": BUILT["hidden_activation"], "attention_dropout": 0.0},
+        llama.ROWS,
+        (Stack("num_hidden_layers", "model.layers.", "layers", (*NORMS, *llama.PROJECTIONS)),),
+        select_tensors,
+        config_from_hub,
+        _more_to_hub,
+    )
+    for config in (Gemma2Config, Gemma3Config)
+}

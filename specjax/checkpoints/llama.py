@@ -16,22 +16,15 @@ Unusual settings:
 import dataclasses
 import math
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
-from flax import nnx
-
-from specjax.checkpoints.config_json import check_built, check_sizes, is_copy, tie, with_prefix
+from specjax.checkpoints.config_json import ENDS, TIED, check_built, check_sizes
+from specjax.checkpoints.family import Family, Row, Stack, tie, untied, with_prefix
 from specjax.checkpoints.tensors import Tensor
 from specjax.models.llama import Llama, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Rope
 from specjax.support.ranges import LARGEST, SMALLEST, shown
 
-CONFIGS = {c.model_type: c for c in (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)}
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 # transformers' defaults for config.json: the first model of each type.
 _LLAMA: dict[str, Any] = {
     "vocab_size": 32000,
@@ -44,7 +37,8 @@ _LLAMA: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6,
     "bos_token_id": 1,
-    "eos_token_id": 2,
+    ENDS: 2,
+    TIED: False,
 }
 _QWEN = {
     **_LLAMA,
@@ -53,10 +47,10 @@ _QWEN = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
     "bos_token_id": None,
-    "eos_token_id": None,
+    ENDS: None,
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _LLAMA,
+    "llama": {**_LLAMA, "attention_bias": False, "mlp_bias": False},
     "mistral": {
         **_LLAMA,
         "intermediate_size": 14336,
@@ -64,7 +58,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072,
     },
     "qwen2": _QWEN,
-    "qwen3": {**_QWEN, "head_dim": 128},
+    "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
 }
 WINDOW, FIRST_WINDOWED = 4096, 28  # defaults of `sliding_window` and `max_window_layers`
 # The only value of each field that is implemented; an absent field has it too.
@@ -73,64 +67,86 @@ BUILT: dict[str, Any] = {
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
 }
-BIASES = ("attention_bias", "mlp_bias")
-GATED = {"gate_proj": 1, "up_proj": 1}
 FULL, WINDOWED = "full_attention", "sliding_attention"  # in `layer_types`
 PREFIX = "model."
 EMBEDDING, HEAD = f"{PREFIX}embed_tokens.weight", "lm_head.weight"
 COMPUTED = ".rotary_emb.inv_freq"  # stored by early checkpoints
+_qk_norm, _attention_bias, _mlp_bias = map(attrgetter, ("qk_norm", "attention_bias", "mlp_bias"))
 
 
-def build(config: LlamaConfig, *, rngs: nnx.Rngs, dtype) -> Llama:
-    """Build a freshly initialised Llama."""
-    return Llama(config, rngs=rngs, dtype=dtype)
+def _qkv_bias(config: LlamaConfig) -> bool:
+    return config.qkv_bias or config.attention_bias
+
+
+def _qkv(x: str, heads: str) -> Row:
+    return Row(f"self_attn.{x}_proj", "attention.qkv.weight", f"attn_{x}", heads, _qkv_bias)
+
+
+PROJECTIONS = (
+    Row("self_attn.q_norm", "attention.query_norm.scale", "attn_q_norm", when=_qk_norm),
+    Row("self_attn.k_norm", "attention.key_norm.scale", "attn_k_norm", when=_qk_norm),
+    _qkv("q", "num_attention_heads"),
+    _qkv("k", "num_key_value_heads"),
+    _qkv("v", "num_key_value_heads"),
+    Row("self_attn.o_proj", "attention.output.weight", "attn_output", bias=_attention_bias),
+    Row("mlp.gate_proj", "feed_forward.input.weight", "ffn_gate", bias=_mlp_bias),
+    Row("mlp.up_proj", "feed_forward.input.weight", "ffn_up", bias=_mlp_bias),
+    Row("mlp.down_proj", "feed_forward.output.weight", "ffn_down", bias=_mlp_bias),
+)
+LAYER = (
+    Row("input_layernorm", "attention_norm.scale", "attn_norm"),
+    Row("post_attention_layernorm", "feed_forward_norm.scale", "ffn_norm"),
+    *PROJECTIONS,
+)
+ROWS = (
+    Row("model.embed_tokens", "embedding", "token_embd"),
+    Row("model.norm", "norm.scale", "output_norm"),
+    Row("lm_head", "head", "output", when=untied),
+)
 
 
 def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Prefix all names; drop stored frequencies and, if `raw` ties the head, its copy."""
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(COMPUTED)}
     found = with_prefix(kept, PREFIX, head=HEAD)
-    if raw.get("tie_word_embeddings"):
+    if raw.get(TIED):
         tie(found, HEAD, EMBEDDING)
-    if raw.get("tie_word_embeddings") and is_copy(found, HEAD, EMBEDDING):
-        del found[HEAD]
     return found
 
 
 def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LlamaConfig:
-    """Read the config of a checkpoint of the Llama layout.
-
-    Args:
-      raw: config.json, as it is in the file.
-      tensors: from `select_tensors`.
-
-    Raises:
-      ValueError: a size is not a positive integer, or a variant is not supported.
-    """
+    """Read the config of a checkpoint of the Llama layout; see `Family.config_from_hub`."""
     check_built(raw, BUILT)
-    config_class = CONFIGS[raw["model_type"]]
-    known = sizes(raw, DEFAULTS[raw["model_type"]])
+    kind = raw["model_type"]
+    known = fields_of(raw, DEFAULTS[kind], tensors, ("num_key_value_heads", "head_dim"))
     window, full_layers = _windows(raw, known["num_hidden_layers"])
-    known |= {key: bool(raw.get(key)) for key in BIASES if key in config_class.options}
-    return config_class(
+    return FAMILIES[kind].config_class(
         **known,
         rope=rope_of(raw, known["max_position_embeddings"]),
         sliding_window=window,
         full_layers=full_layers,
-        tie_word_embeddings=HEAD not in tensors and bool(raw.get("tie_word_embeddings")),
     )
 
 
-def sizes(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of(
+    raw: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    derived: tuple[str, ...] = (),
+) -> dict[str, Any]:
     """The fields of a config that `defaults` names, EOS ids aside, and `pad_token_id`.
+
+    Args:
+      derived: sizes that follow from others where they are null, and are 0 then.
 
     Raises:
       ValueError: a size is not a positive integer, or there is no first token.
     """
     known = {key: raw.get(key, value) for key, value in defaults.items()}
-    eos = known.pop("eos_token_id")
-    if known["rms_norm_eps"] is None:
-        known["rms_norm_eps"] = defaults["rms_norm_eps"]
+    eos = known.pop(ENDS)
+    for key, value in known.items():
+        if value is None and (type(defaults[key]) is bool or key == "rms_norm_eps"):
+            known[key] = defaults[key]
     first_eos = eos[0] if isinstance(eos, list) and eos else eos
     if known["bos_token_id"] is None:
         known["bos_token_id"] = first_eos
@@ -141,9 +157,10 @@ def sizes(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]
         )
     pad = raw.get("pad_token_id")
     known["pad_token_id"] = known["bos_token_id"] if pad is None else pad
-    own = [key for key in ("num_key_value_heads", "head_dim") if known[key] is None]
-    check_sizes(known, other=["rms_norm_eps", *own])
-    return {**known, **dict.fromkeys(own, 0)}
+    absent = [key for key in derived if known[key] is None]
+    check_sizes({key: value for key, value in known.items() if key not in absent})
+    known[TIED] = HEAD not in tensors and known[TIED]
+    return {**known, **dict.fromkeys(absent, 0)}
 
 
 def rope_of(raw: Mapping[str, Any], longest: int) -> Rope:
@@ -215,7 +232,7 @@ def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]
     if kind == "llama" or (kind != "mistral" and not raw.get("use_sliding_window")):
         window = None
     if window is not None:
-        check_sizes({"sliding_window": window}, other=())
+        check_sizes({"sliding_window": window})
     if kind in ("llama", "mistral"):
         return window or 0, ()
     given = raw.get("max_window_layers")
@@ -239,24 +256,6 @@ def windows_of(types: list[str], window: int | None, layers: int) -> tuple[int, 
     return (window, full) if window and len(full) < layers else (0, ())
 
 
-def config_to_hub(config: LlamaConfig) -> dict[str, Any]:
-    """The architecture's fields of config.json, for transformers before and since version 5."""
-    return {
-        "architectures": [ARCHITECTURES[config.model_type]],
-        **{
-            key: getattr(config, key)
-            for key in DEFAULTS[config.model_type]
-            if key != "eos_token_id"
-        },
-        **{key: getattr(config, key) for key in BIASES if key in config.options},
-        **_windows_to_hub(config),
-        **rope_to_hub(config.rope),
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "hidden_act": "silu",
-        "attention_dropout": 0.0,
-    }
-
-
 def rope_to_hub(rope: Rope) -> dict[str, Any]:
     """The fields of config.json that describe a rotation, in both forms."""
     scaling: dict[str, Any] = {"rope_type": rope.kind}
@@ -276,64 +275,40 @@ def rope_to_hub(rope: Rope) -> dict[str, Any]:
     }
 
 
-def _windows_to_hub(config: LlamaConfig) -> dict[str, Any]:
-    window: dict[str, Any] = {"sliding_window": config.sliding_window or None}
+def _more_to_hub(config: LlamaConfig) -> dict[str, Any]:
+    """Fields of windows and of the rotation."""
+    fields = rope_to_hub(config.rope)
     if config.model_type == "llama":
-        return {}
+        return fields
+    fields["sliding_window"] = config.sliding_window or None
     if config.model_type == "mistral":
-        return window
-    types = [WINDOWED if window else FULL for window in config.windows]
+        return fields
+    types = types_of(config)
     first = types.index(WINDOWED) if WINDOWED in types else len(types)
-    return window | {
+    return fields | {
         "use_sliding_window": config.sliding_window > 0,
         "layer_types": types,
         "max_window_layers": first,
     }
 
 
-def tensor_names(config: LlamaConfig) -> dict[tuple, dict[str, int]]:
-    """Map each parameter's path in the module to its tensors, stacked by rows.
-
-    Each tensor has its share of the rows: there are more query heads than heads of keys and values.
-    """
-    names: dict[tuple, dict[str, int]] = {
-        ("embedding",): {EMBEDDING: 1},
-        ("norm", "scale"): {f"{PREFIX}norm.weight": 1},
-    }
-    if not config.tie_word_embeddings:
-        names["head",] = {HEAD: 1}
-    for i in range(config.num_hidden_layers):
-        found = layer_names(config, f"{PREFIX}layers.{i}")
-        names |= {("layers", i, *path): parts for path, parts in found.items()}
-    return names
+def types_of(config: LlamaConfig) -> list[str]:
+    """`layer_types` of a config."""
+    return [WINDOWED if window else FULL for window in config.windows]
 
 
-def layer_names(config: LlamaConfig, place: str) -> dict[tuple, dict[str, int]]:
-    """Map the paths of one layer's parameters, within it, to tensors below `place`."""
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    attention, feed_forward = f"{place}.self_attn", f"{place}.mlp"
-    scales: dict[tuple, str] = {
-        ("attention_norm",): f"{place}.input_layernorm",
-        ("feed_forward_norm",): f"{place}.post_attention_layernorm",
-    }
-    if config.gemma:  # what a Llama calls post_attention_layernorm comes before feed-forward
-        scales |= {
-            ("attention_end",): f"{place}.post_attention_layernorm",
-            ("feed_forward_norm",): f"{place}.pre_feedforward_layernorm",
-            ("feed_forward_end",): f"{place}.post_feedforward_layernorm",
-        }
-    if config.qk_norm:
-        scales["attention", "query_norm"] = f"{attention}.q_norm"
-        scales["attention", "key_norm"] = f"{attention}.k_norm"
-    names = {(*path, "scale"): {f"{name}.weight": 1} for path, name in scales.items()}
-    qkv = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
-    for path, module, shares, bias in (
-        (("attention", "qkv"), attention, qkv, config.qkv_bias or config.attention_bias),
-        (("attention", "output"), attention, {"o_proj": 1}, config.attention_bias),
-        (("feed_forward", "input"), feed_forward, GATED, config.mlp_bias),
-        (("feed_forward", "output"), feed_forward, {"down_proj": 1}, config.mlp_bias),
-    ):
-        for kind in ("weight", "bias") if bias else ("weight",):
-            parts = {f"{module}.{name}.{kind}": share for name, share in shares.items()}
-            names[*path, kind] = parts
-    return names
+FAMILIES = {
+    config.model_type: Family(
+        config,
+        Llama,
+        f"{config.model_type.capitalize()}ForCausalLM",
+        DEFAULTS[config.model_type],
+        {"hidden_act": "silu", "attention_dropout": 0.0},
+        ROWS,
+        (Stack("num_hidden_layers", "model.layers.", "layers", LAYER),),
+        select_tensors,
+        config_from_hub,
+        _more_to_hub,
+    )
+    for config in (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+}

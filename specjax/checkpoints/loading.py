@@ -19,13 +19,12 @@ from specjax import devices
 from specjax.checkpoints import finding, parameters, tokenizers, unfollowed
 from specjax.checkpoints.config_json import (
     check_fields,
-    check_layers,
     merge_ids,
     naming,
     text_model,
 )
 from specjax.checkpoints.families import FAMILIES, family_of
-from specjax.checkpoints.gguf_files import is_gguf
+from specjax.checkpoints.formats.gguf_files import is_gguf
 from specjax.checkpoints.precision import fastest
 from specjax.checkpoints.tensors import Tensor, float_dtype
 from specjax.checkpoints.weights import find_tensors
@@ -170,7 +169,7 @@ def opened(
     raw = merge_ids(raw, generation)
     with naming(finding.config_place(directory)):
         config = family.config_from_hub(raw, tensors)
-        check_layers(config, tensors)
+        family.check_layers(config, tensors)
     names = family.tensor_names(config)
     tensors = parameters.needed(names, tensors)
     tokenizer = tokenizers.load(directory)

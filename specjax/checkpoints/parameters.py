@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from specjax import devices
 from specjax.checkpoints.families import Family
-from specjax.checkpoints.gguf_files import is_gguf, way_out
+from specjax.checkpoints.formats.gguf_files import is_gguf, way_out
 from specjax.checkpoints.tensors import (
     Tensor,
     Turned,

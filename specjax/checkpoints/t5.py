@@ -15,13 +15,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from flax import nnx
-
-from specjax.checkpoints.config_json import check_built, check_sizes, fill_in, is_copy, tie
+from specjax.checkpoints.config_json import ENDS, TIED, check_built, check_sizes, fill_in
+from specjax.checkpoints.family import Family, Row, Stack, drop_copy, tie, untied
 from specjax.checkpoints.tensors import Tensor, equal
 from specjax.models.t5 import T5, MT5Config, T5Config, UMT5Config
 
-CONFIGS = {config.model_type: config for config in (T5Config, MT5Config, UMT5Config)}
+SCALED = "scale_decoder_outputs"
 # transformers' defaults for config.json: T5 v1.0 small, and the small sizes of mT5 and umT5.
 SMALL: dict[str, Any] = {
     "vocab_size": 32128,
@@ -37,7 +36,9 @@ SMALL: dict[str, Any] = {
     "feed_forward_proj": "relu",
     "decoder_start_token_id": None,  # pad_token_id
     "pad_token_id": 0,
-    "eos_token_id": 1,
+    ENDS: 1,
+    TIED: True,
+    SCALED: None,
 }
 SMALL_MT5 = {
     **SMALL,
@@ -48,7 +49,6 @@ SMALL_MT5 = {
     "feed_forward_proj": "gated-gelu",
     "decoder_start_token_id": 0,
 }
-DEFAULTS = {"t5": SMALL, "mt5": SMALL_MT5, "umt5": SMALL_MT5}
 # Fields that have one value here, and other names of sizes, as transformers reads them.
 BUILT: dict[str, Any] = {
     "is_encoder_decoder": True,
@@ -62,15 +62,58 @@ ALIASES = {
     "num_attention_heads": "num_heads",
 }
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
-BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
+BIAS = "layer.0.SelfAttention.relative_attention_bias"
 COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 # Stored by some early checkpoints and read by no model: cross-attention has no position bias.
-UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+UNUSED = "layer.1.EncDecAttention.relative_attention_bias"
 
 
-def build(config: T5Config, *, rngs: nnx.Rngs, dtype) -> T5:
-    """Build a freshly initialised T5."""
-    return T5(config, rngs=rngs, dtype=dtype)
+def _gated(config: T5Config) -> bool:
+    return config.feed_forward_proj.startswith("gated-")
+
+
+def _one_bias(config: T5Config) -> bool:
+    return not config.bias_in_each_layer
+
+
+def _layer(last: int) -> tuple[Row, ...]:
+    """A layer's rows: self-attention, cross-attention in the decoder, and sublayer `last`."""
+    own, cross, wide = "layer.0.SelfAttention", "layer.1.EncDecAttention", f"layer.{last}"
+    wide_in = "feed_forward.input.weight"
+    rows = [
+        Row("layer.0.layer_norm", "attention_norm.scale", "attn_norm"),
+        *(Row(f"{own}.{x}", "attention.qkv.weight", f"attn_{x}") for x in "qkv"),
+        Row(f"{own}.o", "attention.output.weight", "attn_o"),
+        Row(BIAS, "bias.weight", "attn_rel_b", when=lambda config: config.bias_in_each_layer),
+        Row(f"{wide}.layer_norm", "feed_forward_norm.scale", "ffn_norm"),
+        Row(f"{wide}.DenseReluDense.wi", wide_in, "ffn_up", when=lambda c: not _gated(c)),
+        Row(f"{wide}.DenseReluDense.wi_0", wide_in, "ffn_gate", when=_gated),
+        Row(f"{wide}.DenseReluDense.wi_1", wide_in, "ffn_up", when=_gated),
+        Row(f"{wide}.DenseReluDense.wo", "feed_forward.output.weight", "ffn_down"),
+    ]
+    if last == 2:
+        rows += [
+            Row("layer.1.layer_norm", "cross_norm.scale", "cross_attn_norm"),
+            Row(f"{cross}.q", "cross.query.weight", "cross_attn_q"),
+            *(Row(f"{cross}.{x}", "cross.kv.weight", f"cross_attn_{x}") for x in "kv"),
+            Row(f"{cross}.o", "cross.output.weight", "cross_attn_o"),
+            Row(UNUSED, "", "cross_attn_rel_b"),
+        ]
+    return tuple(rows)
+
+
+ROWS = (
+    Row("shared", "embedding", "token_embd"),
+    Row("lm_head", "head", "output", when=untied),
+    Row("encoder.final_layer_norm", "encoder_norm.scale", "enc.output_norm"),
+    Row("decoder.final_layer_norm", "decoder_norm.scale", "dec.output_norm"),
+    Row(f"encoder.block.0.{BIAS}", "encoder_bias.weight", when=_one_bias),
+    Row(f"decoder.block.0.{BIAS}", "decoder_bias.weight", when=_one_bias),
+)
+STACKS = (
+    Stack("num_layers", "encoder.block.", "encoder", _layer(1), "enc.blk."),
+    Stack("num_decoder_layers", "decoder.block.", "decoder", _layer(2), "dec.blk."),
+)
 
 
 def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -91,40 +134,32 @@ def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dic
                 f"{tensor.file}: {copy!r} differs from {EMBEDDING!r}. A T5 with several embeddings "
                 "is not supported; save the checkpoint with its embeddings shared."
             )
-    found.pop(UNUSED, None)
-    if raw.get("tie_word_embeddings") is not False:
+    found.pop(f"decoder.block.0.{UNUSED}.weight", None)
+    if raw.get(TIED) is not False:
         tie(found, HEAD, EMBEDDING)
-    old_and_untied = (
-        raw.get("tie_word_embeddings") is False and raw.get("scale_decoder_outputs") is None
-    )
-    if old_and_untied and HEAD not in found and EMBEDDING in found:
+    elif raw.get(SCALED) is None and HEAD not in found and EMBEDDING in found:
         warnings.warn(
             f"{found[EMBEDDING].file.parent}: config.json says tie_word_embeddings=false, but the "
             f"weights have no {HEAD!r}, so the embedding serves as the head, as in transformers.",
             stacklevel=4,
         )
-    if is_copy(found, HEAD, EMBEDDING):
-        del found[HEAD]
+    drop_copy(found, HEAD, EMBEDDING)
     return found
 
 
 def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T5Config:
-    """Read the config of a T5's checkpoint.
-
-    Args:
-      raw: config.json, as it is in the file.
-      tensors: from `select_tensors`.
+    """Read the config of a T5's checkpoint; see `Family.config_from_hub`.
 
     Raises:
-      ValueError: a size is not a positive integer, or a variant is not supported, or two fields
-        contradict each other.
+      ValueError: also if two fields contradict each other.
     """
     kind = raw["model_type"]
     known = fill_in(raw, DEFAULTS[kind])
     same = {"num_decoder_layers": "num_layers", "decoder_start_token_id": "pad_token_id"}
     known |= {key: known[other] for key, other in same.items() if known[key] is None}
-    del known["eos_token_id"]
-    check_sizes(known, other=["layer_norm_epsilon", "feed_forward_proj"])
+    if known[SCALED] is None:
+        known[SCALED] = kind != "mt5" and known[TIED]
+    check_sizes(known)
     check_built(raw, BUILT | {alias: known[key] for alias, key in ALIASES.items()})
     check_built(raw, _parts_of(known["feed_forward_proj"]))
     buckets, reach = (known[f"relative_attention_{x}"] for x in ("num_buckets", "max_distance"))
@@ -138,14 +173,7 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T5
             raise ValueError(
                 f"{key}={known[key]} is no id of a vocabulary of {known['vocab_size']}."
             )
-    scale = raw.get("scale_decoder_outputs")
-    if scale is None:
-        scale = kind != "mt5" and raw.get("tie_word_embeddings") is not False
-    return CONFIGS[kind](
-        **known,
-        tie_word_embeddings=HEAD not in tensors,
-        scale_decoder_outputs=bool(scale),
-    )
+    return FAMILIES[kind].config_class(**{**known, TIED: HEAD not in tensors})
 
 
 def _parts_of(feed_forward_proj: str) -> dict[str, Any]:
@@ -157,60 +185,18 @@ def _parts_of(feed_forward_proj: str) -> dict[str, Any]:
     }
 
 
-def config_to_hub(config: T5Config) -> dict[str, Any]:
-    """The architecture's fields of config.json, for transformers before and since version 5."""
-    fields = {key: getattr(config, key) for key in SMALL if key != "eos_token_id"}
-    return {
-        "architectures": [f"{config.model_type.upper()}ForConditionalGeneration"],
-        "is_encoder_decoder": True,
-        **fields,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "scale_decoder_outputs": config.scale_decoder_outputs,
-        "dropout_rate": 0.0,
-    }
-
-
-def tensor_names(config: T5Config) -> dict[tuple, dict[str, int]]:
-    """Map each parameter's path in the module to its tensors, stacked by rows.
-
-    Each tensor has its share of the rows.
-    """
-    names: dict[tuple, dict[str, int]] = {("embedding",): {EMBEDDING: 1}}
-    if not config.tie_word_embeddings:
-        names["head",] = {HEAD: 1}
-    for stack in ("encoder", "decoder"):
-        names[f"{stack}_norm", "scale"] = {f"{stack}.final_layer_norm.weight": 1}
-        if not config.bias_in_each_layer:
-            names[f"{stack}_bias", "weight"] = {f"{stack}.block.0.{BIAS}": 1}
-    for i in range(config.num_layers):
-        names |= _layer_names(config, "encoder", i)
-    for i in range(config.num_decoder_layers):
-        names |= _layer_names(config, "decoder", i)
-    return names
-
-
-def _layer_names(config: T5Config, stack: str, i: int) -> dict[tuple, dict[str, int]]:
-    def tensors(sublayer: int, *parts: str) -> dict[str, int]:
-        return {f"{stack}.block.{i}.layer.{sublayer}.{part}.weight": 1 for part in parts}
-
-    names: dict[tuple, dict[str, int]] = {
-        ("attention_norm", "scale"): tensors(0, "layer_norm"),
-        ("attention", "qkv", "weight"): tensors(0, *(f"SelfAttention.{x}" for x in "qkv")),
-        ("attention", "output", "weight"): tensors(0, "SelfAttention.o"),
-    }
-    if config.bias_in_each_layer:
-        names["bias", "weight"] = {f"{stack}.block.{i}.{BIAS}": 1}
-    last = 1
-    if stack == "decoder":
-        last = 2
-        names["cross_norm", "scale"] = tensors(1, "layer_norm")
-        names["cross", "query", "weight"] = tensors(1, "EncDecAttention.q")
-        names["cross", "kv", "weight"] = tensors(1, *(f"EncDecAttention.{x}" for x in "kv"))
-        names["cross", "output", "weight"] = tensors(1, "EncDecAttention.o")
-    inputs = ("wi_0", "wi_1") if config.feed_forward_proj.startswith("gated-") else ("wi",)
-    names["feed_forward_norm", "scale"] = tensors(last, "layer_norm")
-    names["feed_forward", "input", "weight"] = tensors(
-        last, *(f"DenseReluDense.{x}" for x in inputs)
+DEFAULTS = {"t5": SMALL, "mt5": SMALL_MT5, "umt5": SMALL_MT5}
+FAMILIES = {
+    config.model_type: Family(
+        config,
+        T5,
+        f"{config.model_type.upper()}ForConditionalGeneration",
+        DEFAULTS[config.model_type],
+        {"is_encoder_decoder": True, "dropout_rate": 0.0},
+        ROWS,
+        STACKS,
+        select_tensors,
+        config_from_hub,
     )
-    names["feed_forward", "output", "weight"] = tensors(last, "DenseReluDense.wo")
-    return {(stack, i, *path): parts for path, parts in names.items()}
+    for config in (T5Config, MT5Config, UMT5Config)
+}

@@ -13,38 +13,31 @@ Unusual settings:
 """
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
-
-from flax import nnx
 
 from specjax.checkpoints import gemma, llama
 from specjax.checkpoints.config_json import (
+    ENDS,
     IDS,
+    TIED,
     check_built,
     check_fields,
     check_sizes,
-    is_copy,
     naming,
-    tie,
-    with_prefix,
 )
+from specjax.checkpoints.family import Family, Row, Stack, tie, untied, with_prefix
 from specjax.checkpoints.tensors import Tensor
 from specjax.models.t5gemma import Config, T5Gemma, T5Gemma2Config, T5GemmaConfig
 
 CONFIGS: dict[str, type[Config]] = {c.model_type: c for c in (T5GemmaConfig, T5Gemma2Config)}
-ARCHITECTURES = {
-    "t5gemma": "T5GemmaForConditionalGeneration",
-    "t5gemma2": "T5Gemma2ForConditionalGeneration",
-}
 LAYERS = {"t5gemma": "gemma2", "t5gemma2": "gemma3_text"}  # the type whose fields a stack has
-DEFAULTS = {kind: gemma.DEFAULTS[layers] for kind, layers in LAYERS.items()}
 BUILT: dict[str, Any] = {"is_encoder_decoder": True, "quantization_config": None}
 EOI = 256_000
 PREFIX, HEAD = "model.", "lm_head.out_proj.weight"
-DECODER, TABLE = f"{PREFIX}decoder", "embed_tokens.weight"
-AFTER_IMAGE = "embed_tokens.eoi_embedding"
-ENCODERS = {"t5gemma": f"{PREFIX}encoder", "t5gemma2": f"{PREFIX}encoder.text_model"}
-VISION = tuple(f"{PREFIX}encoder.{name}." for name in ("vision_tower", "multi_modal_projector"))
+DECODER, TABLE, AFTER_IMAGE = "model.decoder", "embed_tokens", "embed_tokens.eoi_embedding"
+ENCODERS = {"t5gemma": "model.encoder", "t5gemma2": "model.encoder.text_model"}
+VISION = tuple(f"model.encoder.{name}." for name in ("vision_tower", "multi_modal_projector"))
 # The smallest that transformers builds.
 NO_VISION = {
     "model_type": "siglip_vision_model",
@@ -53,11 +46,48 @@ NO_VISION = {
     "image_size": 16,
     "patch_size": 1,
 }
+# By other names than in a Gemma.
+NORMS = (
+    Row("pre_self_attn_layernorm", "attention_norm.scale"),
+    Row("post_self_attn_layernorm", "attention_end.scale"),
+    *gemma.NORMS[2:],
+)
 
 
-def build(config: Config, *, rngs: nnx.Rngs, dtype) -> T5Gemma:
-    """Build a freshly initialised T5Gemma or T5Gemma 2."""
-    return T5Gemma(config, rngs=rngs, dtype=dtype)
+def _cross(x: str, parameter: str) -> Row:
+    bias = attrgetter("attention_bias")
+    return Row(f"cross_attn.{x}_proj", f"cross.{parameter}.weight", bias=bias)
+
+
+CROSS = (
+    Row("pre_cross_attn_layernorm", "cross_norm.scale"),
+    Row("post_cross_attn_layernorm", "cross_end.scale"),
+    _cross("q", "query"),
+    _cross("k", "kv"),
+    _cross("v", "kv"),
+    _cross("o", "output"),
+)
+
+
+def _shares(config: Config) -> bool:
+    return not config.two_embeddings
+
+
+def _embeddings(kind: str) -> tuple[Row, ...]:
+    """The embedding, one or two, and in a T5Gemma 2 its row for the token after an image."""
+    encoder, two = ENCODERS[kind], attrgetter("two_embeddings")
+    rows = [
+        Row(f"{DECODER}.{TABLE}", "embedding", when=two),
+        Row(f"{encoder}.{TABLE}", "encoder_embedding", when=two),
+        Row(f"{encoder}.{TABLE}", "embedding", when=_shares),
+    ]
+    if kind == "t5gemma2":
+        rows += [
+            Row(f"{DECODER}.{AFTER_IMAGE}", "after_image", when=two, suffix=""),
+            Row(f"{encoder}.{AFTER_IMAGE}", "encoder_after_image", when=two, suffix=""),
+            Row(f"{encoder}.{AFTER_IMAGE}", "after_image", when=_shares, suffix=""),
+        ]
+    return tuple(rows)
 
 
 def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -74,30 +104,17 @@ def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dic
         if inner != name and not name.startswith(f"{encoder}."):
             name = f"{encoder}.{inner}"  # as before transformers 5.1
         found[name] = tensor
-    if not _tied(raw):
+    if raw.get(TIED) is False:
         return found
-    shared = _embedding(kind, tied=True)
-    copies = {HEAD: shared}
+    tie(found, HEAD, f"{encoder if kind == 't5gemma2' else DECODER}.{TABLE}.weight")
     if kind == "t5gemma2":
-        copies |= {f"{DECODER}.{x}": f"{encoder}.{x}" for x in (TABLE, AFTER_IMAGE)}
-    for copy, name in copies.items():
-        tie(found, copy, name)
-        if is_copy(found, copy, name):
-            del found[copy]
+        for name in (f"{TABLE}.weight", AFTER_IMAGE):
+            tie(found, f"{DECODER}.{name}", f"{encoder}.{name}")
     return found
 
 
-def _tied(raw: Mapping[str, Any]) -> bool:
-    return raw.get("tie_word_embeddings") is not False
-
-
-def _embedding(kind: str, *, tied: bool) -> str:
-    """The name of the decoder's embedding."""
-    return f"{ENCODERS[kind] if kind == 't5gemma2' and tied else DECODER}.{TABLE}"
-
-
 def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Config:
-    """Read the config of a checkpoint; see `t5.config_from_hub`.
+    """Read the config of a checkpoint; see `Family.config_from_hub`.
 
     Raises:
       ValueError: also if encoder and decoder have vocabularies of two sizes or, in a T5Gemma 2, two
@@ -109,14 +126,14 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Co
     ids = {key: raw[key] for key in IDS if raw.get(key) is not None}
     if ids.get("decoder_start_token_id") is not None:
         ids["bos_token_id"] = ids["decoder_start_token_id"]
-    outer: dict[str, Any] = {"model_type": LAYERS[kind], "tie_word_embeddings": _tied(raw)}
+    outer: dict[str, Any] = {"model_type": LAYERS[kind], TIED: raw.get(TIED) is not False}
     places = {"decoder": raw.get("decoder"), "encoder": raw.get("encoder")}
     known: dict[str, Any] = {}
     if kind == "t5gemma2":
         whole = places["encoder"] or {}
         check_fields(whole)
         known["eoi_token_index"] = whole.get("eoi_token_index", EOI)
-        check_sizes({"eoi_token_index": known["eoi_token_index"]}, other=())
+        check_sizes({"eoi_token_index": known["eoi_token_index"]})
         places["encoder"] = whole.get("text_config")
     found = {}
     for place, fields in places.items():
@@ -143,68 +160,45 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Co
     return CONFIGS[kind](**vars(decoder), encoder=encoder, **known)
 
 
-def config_to_hub(config: Config) -> dict[str, Any]:
-    """The architecture's fields of config.json."""
-    decoder, encoder = (gemma.config_to_hub(part) for part in (config, config.encoder))
+def _more_to_hub(config: Config) -> dict[str, Any]:
+    """Fields of both stacks."""
+    inner = gemma.FAMILIES[LAYERS[config.model_type]]
+    decoder, encoder = (inner.config_to_hub(part) for part in (config, config.encoder))
     for part in (decoder, encoder):
         del part["architectures"]
     if isinstance(config, T5Gemma2Config):
         eoi = config.eoi_token_index
         encoder = {"text_config": encoder, "vision_config": NO_VISION, "eoi_token_index": eoi}
-    return {
-        "architectures": [ARCHITECTURES[config.model_type]],
-        "is_encoder_decoder": True,
-        "decoder": decoder,
-        "encoder": encoder,
-        "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "dropout_rate": 0.0,
-        "attention_dropout": 0.0,
-    }
+    return {"decoder": decoder, "encoder": encoder}
 
 
-def tensor_names(config: Config) -> dict[tuple, dict[str, int]]:
-    """Map each parameter's path in the module to its tensors, stacked by rows."""
-    kind, merged = config.model_type, config.merged
-    encoder = ENCODERS[kind]
-    names: dict[tuple, dict[str, int]] = {
-        ("embedding",): {_embedding(kind, tied=config.tie_word_embeddings): 1},
-        ("encoder_norm", "scale"): {f"{encoder}.norm.weight": 1},
-        ("decoder_norm", "scale"): {f"{DECODER}.norm.weight": 1},
-    }
-    if not config.tie_word_embeddings:
-        names["head",] = {HEAD: 1}
-    if config.two_embeddings:
-        names["encoder_embedding",] = {f"{encoder}.{TABLE}": 1}
-    if merged:
-        own = DECODER if config.two_embeddings else encoder
-        names["after_image",] = {f"{own}.{AFTER_IMAGE}": 1}
-        if config.two_embeddings:
-            names["encoder_after_image",] = {f"{encoder}.{AFTER_IMAGE}": 1}
-    for stack, part, place in (("encoder", config.encoder, encoder), ("decoder", config, DECODER)):
-        for i in range(part.num_hidden_layers):
-            layer = f"{place}.layers.{i}"
-            found = llama.layer_names(part, layer)
-            found |= {(*path, "scale"): {f"{layer}.{x}.weight": 1} for path, x in NORMS.items()}
-            if stack == "decoder" and not merged:
-                found |= _cross_names(config, layer)
-            names |= {(stack, i, *path): parts for path, parts in found.items()}
-    return names
+def _stacks(kind: str) -> tuple[Stack, ...]:
+    rows = (*NORMS, *llama.PROJECTIONS)
+    crossed = rows if kind == "t5gemma2" else (*rows, *CROSS)
+    layers, of_encoder = "num_hidden_layers", attrgetter("encoder")
+    return (
+        Stack(layers, f"{DECODER}.layers.", "decoder", crossed),
+        Stack(layers, f"{ENCODERS[kind]}.layers.", "encoder", rows, config=of_encoder),
+    )
 
 
-NORMS = {  # by other names than in a Gemma
-    ("attention_norm",): "pre_self_attn_layernorm",
-    ("attention_end",): "post_self_attn_layernorm",
+FAMILIES = {
+    kind: Family(
+        config,
+        T5Gemma,
+        f"T5Gemma{kind[7:]}ForConditionalGeneration",
+        {key: gemma.DEFAULTS[layers][key] for key in ("vocab_size", ENDS, TIED)},
+        {"is_encoder_decoder": True, "dropout_rate": 0.0, "attention_dropout": 0.0},
+        (
+            *_embeddings(kind),
+            Row(f"{ENCODERS[kind]}.norm", "encoder_norm.scale"),
+            Row(f"{DECODER}.norm", "decoder_norm.scale"),
+            Row("lm_head.out_proj", "head", when=untied),
+        ),
+        _stacks(kind),
+        select_tensors,
+        config_from_hub,
+        _more_to_hub,
+    )
+    for (kind, config), layers in zip(CONFIGS.items(), LAYERS.values(), strict=True)
 }
-
-
-def _cross_names(config: Config, layer: str) -> dict[tuple, dict[str, int]]:
-    names: dict[tuple, dict[str, int]] = {
-        ("cross_norm", "scale"): {f"{layer}.pre_cross_attn_layernorm.weight": 1},
-        ("cross_end", "scale"): {f"{layer}.post_cross_attn_layernorm.weight": 1},
-    }
-    for part, modules in (("query", "q"), ("kv", "kv"), ("output", "o")):
-        for kind in ("weight", "bias") if config.attention_bias else ("weight",):
-            tensors = {f"{layer}.cross_attn.{x}_proj.{kind}": 1 for x in modules}
-            names["cross", part, kind] = tensors
-    return names

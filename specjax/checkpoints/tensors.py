@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,46 @@ class Tensor(abc.ABC):
             if all(axis.start < axis.stop for axis in shared):
                 yield tuple(place), piece[tuple(shared)]
             del piece
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored(Tensor):
+    """A tensor whose numbers lie in its file one by one."""
+
+    begin: int
+    """Offset in bytes from the beginning of the file."""
+    strides: tuple[int, ...]
+    """Elements from one index to the next, one for each axis."""
+    checksum: int = 0
+    """CRC-32 of its bytes, if they are a whole storage in order; 0: unknown."""
+
+    def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
+        """Yield pieces in the file's order; ValueError at the end if the checksum differs."""
+        found = 0
+
+        def read(begin: int, count: int) -> bytes:
+            nonlocal found
+            data = read_bytes(self.file, self.begin + begin, count)
+            if self.checksum:
+                found = zlib.crc32(data, found)
+            return data
+
+        yield from strided_pieces(self.shape, self.strides, self.dtype, read)
+        if self.checksum and found != self.checksum:
+            raise ValueError(f"{self.file} is damaged (wrong checksum of a tensor). {AGAIN}")
+
+    def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
+        """Yield the numbers of a part; without a checksum, other rows are not read."""
+        if self.checksum:
+            yield from super().within(part)
+            return
+        moved = sum(axis.start * step for axis, step in zip(part, self.strides, strict=True))
+        some = dataclasses.replace(
+            self,
+            shape=tuple(axis.stop - axis.start for axis in part),
+            begin=self.begin + moved * self.dtype.itemsize,
+        )
+        yield from some.pieces()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints import chat_templates, gguf_files, gguf_tokenizers, spiece, t5x_files
+from specjax.checkpoints import chat_templates
+from specjax.checkpoints.formats import gguf_files, gguf_tokenizers, spiece, t5x_files
 from specjax.checkpoints.tensors import AGAIN, read_json
 from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
+from specjax.support.ranges import cause
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 # Model types whose tokenizer_class transformers follows.
@@ -73,9 +75,8 @@ def from_transformers(directory: Path) -> Any:
 
             return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
     except Exception as error:
-        reason = str(error).strip().split("\n")[0]
         fix = AGAIN
-        if "custom code" in reason:
+        if "custom code" in cause(error):
             fix = (
                 "specjax runs no code of a checkpoint: make a tokenizer.json of it elsewhere, "
                 "and take auto_map out of tokenizer_config.json."
@@ -86,7 +87,7 @@ def from_transformers(directory: Path) -> Any:
                 "older format, or copy tokenizer.json from the model's page."
             )
         raise ValueError(
-            f"The tokenizer in {directory} cannot be read ({type(error).__name__}: {reason}). {fix}"
+            f"The tokenizer in {directory} cannot be read ({cause(error)}). {fix}"
         ) from error
 
 
@@ -98,10 +99,8 @@ def from_gguf(path: Path) -> Any:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     except Exception as error:  # the tokenizers library raises any kind
-        reason = str(error).strip().split("\n")[0]
         raise ValueError(
-            f"The tokenizer in {path} cannot be read ({type(error).__name__}: {reason[:200]}). "
-            f"{AGAIN}"
+            f"The tokenizer in {path} cannot be read ({cause(error, 200)}). {AGAIN}"
         ) from error
 
 
@@ -212,10 +211,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
             return list(tokenizer(text, verbose=False)["input_ids"])
     except Exception as error:
         shown = ascii(text if len(text) <= 60 else text[:60] + "…")
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"The tokenizer cannot read the text {shown} ({type(error).__name__}: {reason})."
-        ) from error
+        raise ValueError(f"The tokenizer cannot read the text {shown} ({cause(error)}).") from error
 
 
 def marks(tokenizer: Any) -> tuple[list[int], list[int]]:

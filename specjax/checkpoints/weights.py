@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from specjax.checkpoints import gguf_files, msgpack_files, safetensors_files, t5x_files, torch_files
+from specjax.checkpoints import safetensors_files
+from specjax.checkpoints.formats import gguf_files, msgpack_files, t5x_files, torch_files
 from specjax.checkpoints.tensors import AGAIN, POINTER, Tensor, read_json
 
 

@@ -412,7 +412,8 @@ def _is_the_targets(table: np.ndarray, drafter: Eagle, most: int = 1024) -> bool
 
 def settings_of(config: EagleConfig) -> dict[str, Any]:
     """The settings of a config, as JSON values."""
-    layer = {"model_type": config.layer.model_type, **names_of.config_to_hub(config.layer)}
+    family = checkpoints.FAMILIES[config.layer.model_type]
+    layer = {"model_type": config.layer.model_type, **family.config_to_hub(config.layer)}
     return {**dataclasses.asdict(config), "taps": list(config.taps), "layer": layer}
 
 
@@ -487,7 +488,8 @@ def tensor_names(config: EagleConfig) -> dict[tuple, dict[str, int]]:
     if config.fuse_bias:
         found["fuse", "bias"] = {"fc.bias": 1}
     prefix = f"{names_of.PREFIX}layers.0"
-    for path, parts in names_of.tensor_names(config.layer).items():
+    names = checkpoints.FAMILIES[config.layer.model_type].tensor_names(config.layer)
+    for path, parts in names.items():
         if path[:2] == ("layers", 0) and path[2] != "attention_norm":
             found[path[2:]] = {place + name[len(prefix) :]: n for name, n in parts.items()}
     if config.taps:

@@ -28,8 +28,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from specjax.checkpoints import Checkpoint, safetensors_files, torch_files
+from specjax.checkpoints import Checkpoint
 from specjax.checkpoints.tensors import read_into, read_json
+from specjax.checkpoints.weights import SAFETENSORS, TORCH
 from specjax.drafters.base import Drafter
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import project
@@ -260,8 +261,8 @@ def width_of(target: LanguageModel) -> tuple[int, Any]:
 
 
 FILES = {  # of the original repository; the older heads are pickles
-    "medusa_lm_head.safetensors": safetensors_files.find,
-    "medusa_lm_head.pt": torch_files.find,
+    "medusa_lm_head.safetensors": SAFETENSORS.find,
+    "medusa_lm_head.pt": TORCH.find,
 }
 
 

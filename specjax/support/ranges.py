@@ -102,3 +102,9 @@ def _message(name: str, value: Any, kind: str, interval: str, why: str) -> str:
         where = f"{'≥' if interval[0] == '[' else '>'} {low}"
         where += " and finite" if kind == "number" and interval[-1] == ")" else ""
     return f"{name}={value!r} must be a {kind} {where}{'; ' if why else ''}{why}."
+
+
+def cause(error: BaseException, longest: int = 500) -> str:
+    """The class of an error and the first line of its message, for the message of another one."""
+    line = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {line[:longest]}"

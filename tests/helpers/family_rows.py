@@ -19,8 +19,7 @@ import t5gemma_variants
 CORE, TORCH = "core/test_families.py", "torch/test_families_torch.py"
 LOOPS = f"{CORE}::test_greedy_tokens_are_plain_decodings"
 COLUMNS = {
-    "load": f"{CORE}::test_what_is_saved_is_loaded",
-    "save": f"{CORE}::test_what_is_saved_is_loaded",
+    **dict.fromkeys(("load", "save"), "io/test_hub.py::test_what_is_saved_is_loaded"),
     "logits": f"{TORCH}::test_logits_are_those_of_transformers",
     "greedy": f"{TORCH}::test_greedy_tokens_are_those_of_transformers",
     **dict.fromkeys(("trees", "admission", "int8", "packed", "EAGLE", "early exit"), LOOPS),

@@ -104,10 +104,7 @@ def write(
     add_vocabulary(writer, vocabulary or {})
     for name, array in as_in_gguf(architecture, raw, arrays).items():
         add(writer, name, array, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -117,6 +114,14 @@ def add(writer: gguf.GGUFWriter, name: str, array: np.ndarray, kind: str) -> Non
     if array.ndim < 2 or array.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0]:
         chosen = gguf.GGMLQuantizationType.F32
     writer.add_tensor(name, gguf.quantize(np.ascontiguousarray(array), chosen), raw_dtype=chosen)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write what a writer has, and close it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def write_metadata(writer: gguf.GGUFWriter, architecture: str, raw: Mapping[str, Any]) -> None:

@@ -4,12 +4,12 @@ As in `t5_variants`: weights are uniform numbers from a seed, strong enough that
 """
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+
+from t5_variants import write_files
 
 SIZES = {
     "model_type": "gpt2",
@@ -104,11 +104,8 @@ def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.nda
 
 def write(directory: Path, variant: Variant) -> Path:
     """Write a checkpoint."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(variant.raw))
     weights = {name: np.asarray(array) for name, array in tensors(variant).items()}
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    return directory
+    return write_files(directory, variant.raw, weights)
 
 
 def texts() -> np.ndarray:

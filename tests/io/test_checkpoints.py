@@ -2,6 +2,7 @@
 error that names the file; and no file runs anything."""
 
 import dataclasses
+import functools
 import json
 import os
 import pickle
@@ -9,19 +10,23 @@ import re
 import zipfile
 from pathlib import Path
 
+import gguf
 import huggingface_hub
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from flax import serialization
+from safetensors.numpy import save_file
 
 import checkpoint_formats as formats
+import gguf_variants
 import gpt_variants
 import llama_variants
 import make_checkpoint_data
 import t5_variants
-from specjax.checkpoints import convert, load, save, spiece, t5x_files, tensors, torch_files
+from specjax.checkpoints import convert, load, safetensors_files, save, tensors
+from specjax.checkpoints.formats import gguf_files, spiece, t5x_files, torch_files
 from specjax.checkpoints.tensors import Held, Turned, equal, read_into
 from specjax.checkpoints.weights import FLAX, find_tensors, wanted
 from specjax.cli import convert as convert_command
@@ -115,15 +120,6 @@ def test_a_part_of_a_tensor(form, tmp_path, monkeypatch):
         out.fill(np.nan)
         read_into(Turned.of(tensor), out.T, part[::-1])
         np.testing.assert_array_equal(out, whole[part])
-
-
-@pytest.mark.parametrize("form", ["bin", "legacy", "flax"])
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_half_precision(form, dtype, tmp_path):
-    plain = load(t5_variants.write(tmp_path / "plain", V1_1, dtype=dtype))
-    arrays = {name: array.astype(dtype) for name, array in t5_variants.tensors(V1_1).items()}
-    other = formats.rewrite(t5_variants.write(tmp_path / "other", V1_1), arrays, form)
-    assert_same_params(load(other), plain)
 
 
 @pytest.mark.parametrize("name", ["v1_0", "v1_1", "deep_decoder", "deep_encoder", "odd_heads"])
@@ -421,40 +417,51 @@ def test_a_legacy_file_whose_storages_are_not_its_tensors(directory):
 # --- truncated, corrupted and mislabelled files ------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["bin", "legacy", "flax"])
-@pytest.mark.parametrize("kept", [0, 1, 5, 40, 300, 0.3, 0.9, -1])
-def test_files_cut_short(form, kept, tmp_path):
-    made = t5_variants.write(tmp_path, V1_0)
-    formats.rewrite(made, t5_variants.tensors(V1_0), form)
-    (file,) = [*made.glob("*.bin"), *made.glob("*.msgpack")]
-    data = file.read_bytes()
-    file.write_bytes(data[: int(kept * len(data)) if 0 < kept < 1 else kept])
-    with pytest.raises(ValueError, match=file.name.replace(".", r"\.")):
-        load(made)
+def write_gguf(path, arrays):
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("a", 3)
+    writer.add_array("b", ["x", "yz"])
+    writer.add_array("c", [1.0, 2.0])
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
+    gguf_variants.finish(writer)
 
 
-@pytest.mark.parametrize("form", ["bin", "legacy", "flax"])
+READERS = {
+    "safetensors": (lambda path, arrays: save_file(arrays, path), safetensors_files.find),
+    "bin": (formats.write_torch, torch_files.find),
+    "legacy": (functools.partial(formats.write_torch, legacy=True), torch_files.find),
+    "flax": (formats.write_flax, FLAX.find),
+    "gguf": (write_gguf, lambda path: gguf_files.read(path).tensors),
+}
+
+
+@pytest.mark.parametrize("form", READERS)
 def test_damage_anywhere_is_an_error_that_names_the_file_or_a_number(form, tmp_path):
-    """Each byte of what is not numbers is spoiled, one after the other; nothing else escapes."""
-    made = tmp_path / "file"
-    arrays = {"a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.float16)}
-    if form == "flax":
-        formats.write_flax(made, arrays)
-    else:
-        formats.write_torch(made, arrays, legacy=form == "legacy")
-    find = FLAX.find if form == "flax" else torch_files.find
-    data, errors = made.read_bytes(), 0
+    """Each byte is spoiled, and the file cut short there; nothing else escapes."""
+    write, find = READERS[form]
+    file = tmp_path / "file.gguf"
+    write(
+        file, {"a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.half)}
+    )
+    data, errors = file.read_bytes(), 0
+
+    def read(content):
+        file.write_bytes(content)
+        try:
+            return {name: contents(tensor).tobytes() for name, tensor in find(file).items()}
+        except ValueError as error:
+            assert str(file) in str(error)  # noqa: PT017
+            assert "\n" not in str(error)  # noqa: PT017
+            return None
+
+    whole = read(data)
+    assert whole is not None
     for at in range(len(data)):
         for value in {0, 0x2E, 0x80, 0xFF, data[at] ^ 1} - {data[at]}:
-            made.write_bytes(data[:at] + bytes([value]) + data[at + 1 :])
-            said = None
-            try:
-                for tensor in find(made).values():
-                    contents(tensor)
-            except ValueError as error:
-                said = str(error)
-                errors += 1
-            assert said is None or str(made) in said
+            errors += read(data[:at] + bytes([value]) + data[at + 1 :]) is None
+        cut = read(data[:at])
+        assert cut is None or (form == "gguf" and cut == whole), at  # which ends in padding
     assert errors > len(data) / 2
 
 
@@ -516,22 +523,6 @@ def test_other_zip_archives(directory):
         load(directory)
 
 
-def test_safetensors_under_the_name_of_a_pickle(tmp_path):
-    made = t5_variants.write(tmp_path, V1_0)
-    (made / "model.safetensors").rename(made / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin cannot be read: .*two formats"):
-        load(made)
-
-
-@pytest.mark.parametrize("form", ["bin", "legacy", "flax"])
-def test_shapes_that_do_not_fit_the_config(form, tmp_path):
-    made = formats.rewrite(t5_variants.write(tmp_path, V1_0), t5_variants.tensors(V1_0), form)
-    raw = json.loads((made / "config.json").read_text())
-    (made / "config.json").write_text(json.dumps({**raw, "d_ff": 32}))
-    with pytest.raises(ValueError, match=r"(bin|msgpack): '.*wi\.weight' has shape \(24, 16\)"):
-        load(made)
-
-
 @pytest.mark.parametrize("form", ["bin-sharded", "legacy-sharded", "flax-sharded"])
 def test_shards_of_two_models(form, tmp_path):
     made = formats.rewrite(t5_variants.write(tmp_path, V1_0), t5_variants.tensors(V1_0), form)
@@ -558,15 +549,6 @@ def test_an_index_cannot_lead_out_of_its_directory(tmp_path):
     index = made / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"weight_map": {"shared.weight": "../elsewhere.bin"}}))
     with pytest.raises(ValueError, match=r"which should be the name of a file"):
-        load(made)
-
-
-def test_only_floats_are_weights(tmp_path):
-    file = tmp_path / "model" / "flax_model.msgpack"
-    made = t5_variants.write(file.parent, V1_0)
-    arrays = {name: array.astype(np.int32) for name, array in t5_variants.tensors(V1_0).items()}
-    formats.rewrite(made, arrays, "flax")
-    with pytest.raises(ValueError, match=r"msgpack: .* is stored as int32; weights should be"):
         load(made)
 
 
@@ -676,15 +658,6 @@ def test_chunks_that_hold_the_fill_value_alone_may_be_missing(t5x_directory):
     name = "encoder.block.0.layer.0.SelfAttention.q.weight"
     found = contents(find_tensors(t5x_directory)[name])
     np.testing.assert_array_equal(found.T[10:, :10], 0.5)
-
-
-def test_t5x_files_cut_short(t5x_directory):
-    file = t5x_directory / "checkpoint"
-    data = file.read_bytes()
-    for kept in (0, 1, 100, len(data) - 1):
-        file.write_bytes(data[:kept])
-        with pytest.raises(ValueError, match=r"checkpoint is cut short, damaged or not written"):
-            load(t5x_directory)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 ValueError that names the file and the field. Nothing else, and nothing later."""
 
 import json
+import sys
 import warnings
 
 import numpy as np
@@ -15,7 +16,7 @@ import pairs
 import t5_variants
 import t5gemma_variants
 from specjax import checkpoints, doctor
-from specjax.checkpoints import gemma, gpt, llama, parameters, t5, t5gemma
+from specjax.checkpoints import parameters, t5, t5gemma
 from specjax.checkpoints.config_json import FIELDS
 from specjax.checkpoints.weights import SAFETENSORS
 from specjax.tuning.members import smaller_members
@@ -51,6 +52,11 @@ def layout(name, directory):
     return directory / "config.json", made.raw
 
 
+def built(family):
+    """The fields of which one value is implemented."""
+    return sys.modules[family.config_from_hub.__module__].BUILT
+
+
 def outline(directory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -75,15 +81,12 @@ def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
     # Tensors are another matter, and shapes that are right are theirs.
     monkeypatch.setattr(parameters, "check_tensors", lambda *_: None)
     monkeypatch.setattr(parameters, "needed", lambda names, tensors: tensors)
-    fields = {*raw, *FIELDS, *checkpoints.FAMILIES[name].defaults, "task_specific_params"}
-    if name == "gpt2":
-        fields |= set(gpt.BUILT)
-    if name in t5.CONFIGS:
-        fields |= {*t5.BUILT, *t5.ALIASES, "is_gated_act", "dense_act_fn"}
-    if name in llama.CONFIGS:
-        fields |= {*llama.BUILT, *OF_SCALINGS}
-    if name in gemma.CONFIGS:
-        fields |= {*gemma.BUILT, *gemma.CAPS[name], *OF_SCALINGS, "rope_local_base_freq"}
+    family = checkpoints.FAMILIES[name]
+    fields = {*raw, *FIELDS, *family.defaults, *built(family), "task_specific_params"}
+    if "d_kv" in family.defaults:
+        fields |= {*t5.ALIASES, "is_gated_act", "dense_act_fn"}
+    if "head_dim" in family.defaults:
+        fields |= {*OF_SCALINGS}
     refused = 0
     for field in sorted(fields - set(FREE)):
         for value in VALUES:
@@ -101,8 +104,8 @@ def test_every_field_of_a_stack(name, tmp_path, monkeypatch):
     path, raw = layout(name, tmp_path)
     monkeypatch.setattr(parameters, "check_tensors", lambda *_: None)
     monkeypatch.setattr(parameters, "needed", lambda names, tensors: tensors)
-    kind = t5gemma.LAYERS[name]
-    fields = {*FIELDS, *gemma.DEFAULTS[kind], *gemma.BUILT, *gemma.CAPS[kind], *OF_SCALINGS}
+    inner = checkpoints.FAMILIES[t5gemma.LAYERS[name]]
+    fields = {*FIELDS, *inner.defaults, *built(inner), *OF_SCALINGS}
     refused = 0
     for place in ("encoder", "decoder"):
         inner = raw[place].get("text_config", raw[place])
@@ -154,17 +157,14 @@ def test_settings_for_tasks(settings, tmp_path):
 INDEX = SAFETENSORS.index
 WRONG = {
     "weight_map": (INDEX, {"weight_map": {"a": None}}, "puts 'a' into None"),
-    "list in weight_map": (
-        SAFETENSORS.index,
-        {"weight_map": {"a": ["b"]}},
-        r"puts 'a' into \['b'\]",
-    ),
+    "list in weight_map": (SAFETENSORS.index, {"weight_map": {"a": ["b"]}},
+        r"puts 'a' into \['b'\]"),
     "list of names": (INDEX, {"weight_map": ["a"]}, "has no 'weight_map'"),
     "list": (INDEX, ["a"], "should hold a JSON object"),
     "null": (INDEX, {"a": None}, "has no 'weight_map'"),
     "config of null": ("config.json", {"a": None}, "model_type=None is not supported"),
     "config of lists": ("config.json", {"model_type": ["t5"]}, r"model_type=\['t5'\] is not"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -10,7 +10,8 @@ import pytest
 
 import gguf_variants as variants
 import make_checkpoint_data
-from specjax.checkpoints import convert, load, outline, spiece, tokenizers
+from specjax.checkpoints import convert, load, outline, tokenizers
+from specjax.checkpoints.formats import spiece
 
 
 def written(path, vocabulary, architecture="llama"):
@@ -18,10 +19,7 @@ def written(path, vocabulary, architecture="llama"):
     writer = gguf.GGUFWriter(path / "x.gguf", architecture)
     variants.add_vocabulary(writer, vocabulary)
     writer.add_tensor("token_embd.weight", np.ones((len(vocabulary["tokens"]), 1), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    variants.finish(writer)
     return path / "x.gguf"
 
 

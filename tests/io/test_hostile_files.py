@@ -20,7 +20,8 @@ import pytest
 
 import checkpoint_formats as formats
 import t5_variants
-from specjax.checkpoints import convert, msgpack_files, pickles, t5x_files, torch_files, weights
+from specjax.checkpoints import convert, weights
+from specjax.checkpoints.formats import msgpack_files, pickles, t5x_files, torch_files
 from specjax.drafters import ngram
 from specjax.support import files, npz
 

@@ -23,6 +23,7 @@ import gpt_variants
 import llama_variants
 import t5_variants
 import t5gemma_variants
+from family_rows import ROWS
 from specjax import checkpoints, devices
 from specjax.checkpoints import Checkpoint, load, outline, parameters, save, saving, tensors
 from specjax.models.gpt import GPT, GPTConfig
@@ -32,6 +33,13 @@ from specjax.models.llama import Llama, Qwen3Config, Rope
 from specjax.models.t5 import T5, T5Config
 
 V1_0, V1_1 = t5_variants.VARIANTS["v1_0"], t5_variants.VARIANTS["v1_1"]
+
+
+def variants_of(module):
+    """Every variant of a layout, by name."""
+    return module.VARIANTS | getattr(module, "OTHERS", {})
+
+
 DAMAGED = r"model\.safetensors is cut short or damaged \(.+\)\. Copy or download it again"
 WORDS = ("<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz")
 
@@ -89,21 +97,6 @@ def assert_same_params(a, b):
 
 
 # --- what is loaded ----------------------------------------------------------------------------
-
-
-def test_fused_parameters_hold_the_parts_in_order(tmp_path):
-    module = load(t5_variants.write(tmp_path, V1_1)).model.module()
-    arrange(module, platform=None)
-    stored = t5_variants.tensors(V1_1)
-    layer = module.decoder[1]
-    for fused, place, parts in (
-        (layer.attention.qkv, "0.SelfAttention", "qkv"),
-        (layer.cross.kv, "1.EncDecAttention", "kv"),
-        (layer.feed_forward.input, "2.DenseReluDense", ("wi_0", "wi_1")),
-    ):
-        names = [f"decoder.block.1.layer.{place}.{part}.weight" for part in parts]
-        expected = np.concatenate([stored[name] for name in names])
-        np.testing.assert_array_equal(fused.weight[...], expected)
 
 
 def test_sharded_equals_single(tmp_path, directory):
@@ -179,17 +172,6 @@ def test_the_unused_bias_of_early_checkpoints_is_ignored(directory):
     name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     edit_weights(directory, lambda tensors: tensors.update({name: np.ones((8, 2), np.float32)}))
     load(directory)
-
-
-def test_config_defaults_are_those_of_transformers(directory):
-    raw = json.loads((directory / "config.json").read_text())
-    for key in ("num_decoder_layers", "feed_forward_proj", "pad_token_id", "eos_token_id"):
-        del raw[key]
-    (directory / "config.json").write_text(json.dumps(raw))
-    found = load(directory)
-    assert found.config.num_decoder_layers == found.config.num_layers == 2
-    assert found.config.feed_forward_proj == "relu"
-    assert (found.start_id, found.pad_id, found.eos_ids) == (0, 0, (1,))
 
 
 def test_ids_come_from_generation_config_before_config(directory):
@@ -347,33 +329,6 @@ def test_damaged_json(directory, file, text):
         load(directory)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "bert"}, "model_type='bert' is not supported.*'t5'"),
-        ({"model_type": None}, "model_type=None is not supported.*'t5'"),
-        ({"d_model": 0}, "d_model=0 should be an integer ≥ 1"),
-        ({"layer_norm_epsilon": 1e18}, r"layer_norm_epsilon=1e\+18 should be a number in \[0, 1\)"),
-        ({"num_heads": "two"}, "num_heads='two' should be an integer ≥ 1"),
-        ({"d_kv": 8.0}, "d_kv=8.0 should be an integer ≥ 1"),
-        ({"vocab_size": -1}, "vocab_size=-1 should be an integer ≥ 1"),
-        ({"d_model": 2**63}, f"d_model={2**63} should be at most {2**31 - 1}"),
-        ({"relative_attention_max_distance": 4}, "max_distance=4 should be above half"),
-        ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh'"),
-        ({"dense_act_fn": "silu"}, "dense_act_fn='silu' is not supported; .* dense_act_fn='relu'"),
-        ({"is_gated_act": True}, "is_gated_act=True is not supported"),
-        ({"hidden_size": 32}, "hidden_size=32 is not supported; .* hidden_size=16"),
-        ({"is_encoder_decoder": False}, "is_encoder_decoder=False is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config=.* is not supported"),
-        *(({"eos_token_id": value}, "eos_token_id=") for value in ("</s>", [1, "x"], -2, True)),
-    ],
-)
-def test_t5_configs_that_are_refused(directory, changes, message):
-    edit_json(directory / "config.json", **changes)
-    with pytest.raises(ValueError, match=message):
-        load(directory)
-
-
 def test_a_repository_of_gguf(monkeypatch):
     files = ["README.md", "x-q4_0.gguf", "x-q8_0.gguf"]
     monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda name: files)
@@ -387,23 +342,6 @@ def test_no_weights(directory):
         load(directory)
     (directory / "x.gguf").touch()
     with pytest.raises(FileNotFoundError, match=r"Give the file .*x\.gguf itself\.$"):
-        load(directory)
-
-
-@pytest.mark.parametrize("kept", [0, 5, 8, 300, -1])
-def test_weights_cut_short(directory, kept):
-    file = directory / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=DAMAGED):
-        load(directory)
-
-
-def test_damaged_header(directory):
-    file = directory / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[8:12] = b"!!!!"
-    file.write_bytes(data)
-    with pytest.raises(ValueError, match=DAMAGED):
         load(directory)
 
 
@@ -502,6 +440,212 @@ def test_damaged_index(tmp_path, index):
         load(directory)
 
 
+# --- configs -----------------------------------------------------------------------------------
+
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps",
+    "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings",
+)  # fmt: skip
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+@pytest.mark.parametrize("kind", checkpoints.FAMILIES)
+def test_defaults_are_those_of_transformers(kind):
+    """Also what follows from others: windows, rotations, and sizes that are null."""
+    theirs, family = transformers.AutoConfig.for_model(kind), checkpoints.FAMILIES[kind]
+    for field, default in family.defaults.items():
+        assert default is None or default == getattr(theirs, field), field
+    ours = family.config_from_hub({"model_type": kind, "eos_token_id": 2}, {})
+    if kind.startswith("t5gemma"):
+        encoder = theirs.encoder.text_config if kind == "t5gemma2" else theirs.encoder
+        assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+        check_decoder(ours, theirs.decoder)
+        check_decoder(ours.encoder, encoder)
+        assert getattr(ours, "eoi_token_index", EOI) == EOI
+    elif kind == "gpt2":
+        assert (ours.n_inner, ours.pad_token_id, ours.start_id) == (4 * 768, 50256, 50256)
+    elif "d_kv" in family.defaults:
+        assert ours.num_decoder_layers == ours.num_layers
+        assert (ours.start_id, ours.pad_token_id, ours.scale_decoder_outputs) == (
+            0,
+            0,
+            kind != "mt5",
+        )
+    else:
+        check_decoder(ours, theirs)
+
+
+EOI = transformers.AutoConfig.for_model("t5gemma2").encoder.eoi_token_index
+
+
+def check_decoder(ours, theirs):
+    """Compare the config of a stack in the Llama layout with transformers' own."""
+    gemma = hasattr(theirs, "query_pre_attn_scalar")
+    more = ("bos_token_id", "pad_token_id", "query_pre_attn_scalar", *CAPS) if gemma else ()
+    for field in (*SIZES, *more):
+        expected = getattr(theirs, field) or (0.0 if field in CAPS else getattr(theirs, field))
+        assert getattr(ours, field) == expected, field
+    assert ours.head_dim == getattr(theirs, "head_dim", 4096 // 32)
+    assert ours.sliding_window == (getattr(theirs, "sliding_window", 0) or 0)
+    ropes = theirs.rope_parameters
+    whole = ropes.get("full_attention", ropes)
+    assert (ours.rope.kind, ours.rope.theta) == ("default", whole["rope_theta"])
+    if gemma:
+        local = ["sliding_attention" if window else "full_attention" for window in ours.windows]
+        assert local == theirs.layer_types
+    if "sliding_attention" in ropes:
+        assert ours.local_rope.theta == ropes["sliding_attention"]["rope_theta"]
+
+
+NESTED = {"full_attention": {"rope_theta": 2.0}}
+NO_WINDOW = "'sliding_attention', but there is no window"
+MORE_LAYERS = {"num_hidden_layers": 9}
+REFUSED = {  # changes of config.json, and the message, by module and variant
+    (t5_variants, "v1_0"): [
+        ({"model_type": "bert"}, "model_type='bert' is not supported.*'t5'"),
+        ({"model_type": None}, "model_type=None is not supported.*'t5'"),
+        ({"d_model": 0}, "d_model=0 should be an integer ≥ 1"),
+        ({"layer_norm_epsilon": 1e18}, r"layer_norm_epsilon=1e\+18 should be a number in \[0, 1\)"),
+        ({"num_heads": "two"}, "num_heads='two' should be an integer ≥ 1"),
+        ({"d_kv": 8.0}, "d_kv=8.0 should be an integer ≥ 1"),
+        ({"vocab_size": -1}, "vocab_size=-1 should be an integer ≥ 1"),
+        ({"d_model": 2**63}, f"d_model={2**63} should be at most {2**31 - 1}"),
+        ({"relative_attention_max_distance": 4}, "max_distance=4 should be above half"),
+        ({"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh'"),
+        ({"dense_act_fn": "silu"}, "dense_act_fn='silu' is not supported; .* dense_act_fn='relu'"),
+        ({"is_gated_act": True}, "is_gated_act=True is not supported"),
+        ({"hidden_size": 32}, "hidden_size=32 is not supported; .* hidden_size=16"),
+        ({"is_encoder_decoder": False}, "is_encoder_decoder=False is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config=.* is not supported"),
+        *(({"eos_token_id": value}, "eos_token_id=") for value in ("</s>", [1, "x"], -2, True)),
+    ],
+    (gpt_variants, "tied"): [
+        ({"scale_attn_weights": False}, "scale_attn_weights=False is not supported.*=True"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "=True is not supported.*=False"),
+        ({"add_cross_attention": True}, "add_cross_attention=True is not supported.*=False"),
+        ({"activation_function": "silu"}, "activation_function='silu' is not supported"),
+        ({"n_head": 0}, "n_head=0 should be an integer ≥ 1"),
+        ({"n_inner": "64"}, "n_inner='64' should be an integer ≥ 1"),
+        ({"bos_token_id": 40}, "bos_token_id=40 is no id of a vocabulary of 40"),
+        ({"pad_token_id": -2}, "pad_token_id=-2 should be an integer ≥ 0"),
+    ],
+    (llama_variants, "llama3"): [
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; .* hidden_act='silu'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config=.* is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type='longrope' is not .*llama3, yarn"),
+        ({"rope_scaling": {"type": "linear"}}, "factor=None should be a number > 0"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor='2' should be"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor=None should"),
+        ({"rope_theta": -1}, "rope_theta=-1 should be a number > 0"),
+        ({"rope_scaling": NESTED}, "full_attention.* are not one set of settings"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear' are not one set"),
+        ({"hidden_size": None}, "hidden_size=None should be an integer ≥ 1"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads='2' should be an integer ≥ 1"),
+        ({"num_key_value_heads": 3}, "heads=4 is not divisible by num_key_value_heads=3"),
+        ({"head_dim": 3}, "head_dim=3 is odd"),
+        ({"hidden_size": 1, "head_dim": None}, "head_dim=0 is odd or 0"),
+        ({"rope_scaling": {"type": "yarn"}, "rope_theta": 1.0}, "rope_theta=1 above 1"),
+        ({"rope_scaling": {"type": "yarn", "beta_slow": 1e-320}}, "beta_slow=1e-320 should be"),
+        ({"bos_token_id": [1, 2]}, r"bos_token_id=\[1, 2\] should be an integer ≥ 0"),
+        ({"pad_token_id": -2}, "pad_token_id=-2 should be an integer ≥ 0"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window=0 should be an integer"),
+        ({"model_type": "qwen3_moe"}, "'qwen3_moe' is not supported.*'llama', 'mistral', 'qwen2'"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types=.* each of 2"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, NO_WINDOW),
+    ],
+    (gemma_variants, "gemma2"): [
+        ({"hidden_activation": "relu"}, "hidden_activation='relu' is not supported"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not"),
+        ({"final_logit_softcapping": 0}, "softcapping=0 should be a number > 0, or null"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 should be an integer"),
+        ({"head_dim": None}, "head_dim=None should be an integer ≥ 1"),
+        ({"sliding_window": None}, NO_WINDOW),
+    ],
+    (gemma_variants, "gemma3"): [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 is not supported"),
+        ({"rope_parameters": {"rope_theta": 2.0}}, "'full_attention' and 'sliding_att"),
+        ({"layer_types": ["full_attention"]}, "for each of 3 layers"),
+    ],
+    (t5gemma_variants, "t5gemma"): [
+        ({"decoder": {"hidden_activation": "relu"}}, "decoder: hidden_activation='relu'"),
+        ({"encoder": {"head_dim": "x"}}, "encoder: head_dim='x' should be an integer"),
+        ({"encoder": {"vocab_size": 41}}, "vocab_size=41 differs from the decoder's 40"),
+        ({"decoder": {"cross_attention_hidden_size": 16}}, "decoder: cross_attention_hidden_size"),
+        ({"decoder": MORE_LAYERS}, "num_hidden_layers=9, but layers beyond"),
+        ({"encoder": MORE_LAYERS}, "num_hidden_layers=9, but layers beyond"),
+        ({"encoder": 5}, "encoder=5 should be an object"),
+        ({"is_encoder_decoder": False}, "is_encoder_decoder=False is not"),
+    ],
+    (t5gemma_variants, "t5gemma2"): [
+        ({"decoder": {"hidden_size": 32}}, "hidden_size=16 differs from the decoder's"),
+        ({"decoder": {"attn_logit_softcapping": 9.0}}, "decoder: attn_logit_softcapping=9.0 is"),
+        ({"encoder": {"text_config": [1]}}, r"text_config=\[1\] should be an object"),
+        ({"encoder": {"eoi_token_index": "x"}}, "eoi_token_index='x' should be an int"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "changes", "message"),
+    [(*place, *case) for place, cases in REFUSED.items() for case in cases],
+)
+def test_configs_that_are_refused(module, name, changes, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(parameters, "without_params", None)  # would be called to build
+    variant = module.VARIANTS[name]
+    made = module.write(tmp_path, variant)
+    stacks = {
+        key: {**variant.raw[key], **value}
+        for key, value in changes.items()
+        if key in ("encoder", "decoder") and isinstance(value, dict)
+    }
+    edit_json(made / "config.json", **changes | stacks)
+    with pytest.raises(ValueError, match=message):
+        load(made)
+
+
+YARN = Rope("yarn", 50.0, 2.0, 16, slow=0.5, fast=9.0, attention_factor=1.5, truncate=False)
+IDS = {"bos_token_id": 2, "pad_token_id": 3}
+WHOLE = {
+    "float32": (T5, T5Config(32, 8, 4, 8, 1, 1, 2, decoder_start_token_id=2, pad_token_id=3)),
+    "float16": (GPT, GPTConfig(32, 20, 8, 1, 2, **IDS)),
+    "bfloat16": (
+        Llama,
+        Qwen3Config(32, 8, 12, 3, 2, 1, 6, 20, YARN, 4, (1,), attention_bias=True, **IDS),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_everything_of_a_checkpoint_is_saved(dtype, tmp_path):
+    module, config = WHOLE[dtype]
+    longest = config.max_positions or 99
+    before = Checkpoint(
+        name="new",
+        model=LanguageModel.of(module(config, rngs=nnx.Rngs(0)), vocab_size=len(WORDS)),
+        config=config,
+        tokenizer=make_tokenizer(model_max_length=longest),
+        eos_ids=(1, 5),
+        max_source_len=longest,
+        prefix="parse: ",
+        metadata={"data": "0f0f"},
+    )
+    directory = tmp_path / "deep" / "model"
+    save(directory, before, dtype=jnp.dtype(dtype))
+    after = load(directory)
+    kept = ("config", "eos_ids", "max_source_len", "prefix", "metadata", "start_id", "pad_id")
+    for field in kept:
+        assert getattr(after, field) == getattr(before, field), field
+    assert after.model.vocab_size == len(WORDS)
+    assert after.tokenizer.get_vocab() == before.tokenizer.get_vocab()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a.astype(dtype).astype(a.dtype), b),
+        before.model.params,
+        after.model.params,
+    )
+    assert [path.name for path in directory.parent.iterdir()] == ["model"]
+
+
 # --- settings that specjax does not follow -----------------------------------------------------
 
 
@@ -558,18 +702,15 @@ def test_settings_that_change_nothing_are_not_named(directory):
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        *(
-            (module, name)
-            for module in (t5_variants, gpt_variants, llama_variants, gemma_variants)
-            for name in module.VARIANTS
-        ),
-        *((t5_variants, name) for name in t5_variants.OTHERS),
+        (module, name)
+        for module in dict.fromkeys(ROWS[row].variants for row in ROWS)
+        for name in variants_of(module)
     ],
 )
 def test_what_is_saved_is_loaded(module, name, tmp_path):
     """Nothing of the config or the weights is lost. Bare names are saved as full ones, without the
     masks."""
-    variant = module.VARIANTS.get(name) or t5_variants.OTHERS[name]
+    variant = variants_of(module)[name]
     first = load(module.write(tmp_path / "a", variant))
     save(tmp_path / "b", first)
     again = load(tmp_path / "b")
@@ -577,42 +718,11 @@ def test_what_is_saved_is_loaded(module, name, tmp_path):
     assert type(again.config) is type(first.config)
     assert again.eos_ids == first.eos_ids
     assert_same_params(again, first)
-    stored = load_file(tmp_path / "b" / "model.safetensors")
-    if module is not t5_variants:
+    if hasattr(variant, "bare"):
         variant = dataclasses.replace(variant, bare=False)
-    expected = module.tensors(variant)
+    stored, expected = load_file(tmp_path / "b" / "model.safetensors"), module.tensors(variant)
     assert stored.keys() == expected.keys()
-    if module is not t5_variants:
-        jax.tree.map(np.testing.assert_array_equal, stored, expected)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_everything_of_a_checkpoint_is_saved(dtype, tmp_path):
-    config = T5Config(32, 8, 4, 8, 1, 1, 2, decoder_start_token_id=2, pad_token_id=3)
-    before = Checkpoint(
-        name="new",
-        model=LanguageModel.of(T5(config, rngs=nnx.Rngs(0)), vocab_size=len(WORDS)),
-        config=config,
-        tokenizer=make_tokenizer(model_max_length=99),
-        eos_ids=(1, 5),
-        max_source_len=99,
-        prefix="parse: ",
-        metadata={"data": "0f0f"},
-    )
-    directory = tmp_path / "deep" / "model"
-    save(directory, before, dtype=jnp.dtype(dtype))
-    after = load(directory)
-    kept = ("config", "eos_ids", "max_source_len", "prefix", "metadata", "start_id", "pad_id")
-    for field in kept:
-        assert getattr(after, field) == getattr(before, field), field
-    assert after.model.vocab_size == len(WORDS)
-    assert after.tokenizer.get_vocab() == before.tokenizer.get_vocab()
-    jax.tree.map(
-        lambda a, b: np.testing.assert_array_equal(a.astype(dtype).astype(a.dtype), b),
-        before.model.params,
-        after.model.params,
-    )
-    assert [path.name for path in directory.parent.iterdir()] == ["model"]
+    jax.tree.map(np.testing.assert_array_equal, stored, expected)
 
 
 def test_a_failed_save_leaves_what_was_there(directory, monkeypatch):
@@ -671,58 +781,6 @@ def test_gpt_projections_lie_in_the_files_as_input_first(tmp_path, backend, monk
     np.testing.assert_array_equal(weight, stored if backend == "cpu" else stored.T)
 
 
-YARN = Rope("yarn", 50.0, 2.0, 16, slow=0.5, fast=9.0, attention_factor=1.5, truncate=False)
-
-
-@pytest.mark.parametrize(
-    ("module", "config"),
-    [
-        (GPT, GPTConfig(32, 20, 8, 1, 2, bos_token_id=2, pad_token_id=3)),
-        (
-            Llama,
-            Qwen3Config(
-                32, 8, 12, 3, 2, 1, 6, 20, YARN, 4, (1,), attention_bias=True, bos_token_id=2,
-                pad_token_id=3,
-            ),
-        ),
-    ],
-    ids=["gpt2", "qwen3"],
-)  # fmt: skip
-def test_everything_of_a_decoder_is_saved(module, config, tmp_path):
-    before = Checkpoint(
-        name="new",
-        model=LanguageModel.of(module(config, rngs=nnx.Rngs(0)), vocab_size=len(WORDS)),
-        config=config,
-        tokenizer=make_tokenizer(model_max_length=15),
-        eos_ids=(1, 5),
-        max_source_len=15,
-        metadata={"data": "0f0f"},
-    )
-    save(tmp_path, before)
-    after = load(tmp_path)
-    for field in ("config", "eos_ids", "max_source_len", "metadata", "start_id", "pad_id"):
-        assert getattr(after, field) == getattr(before, field), field
-    assert after.model.vocab_size == len(WORDS)
-    assert_same_params(after, before)
-
-
-def test_gpt_defaults_are_those_of_transformers(gpt_directory):
-    raw = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16}
-    (gpt_directory / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(ValueError, match=r"wte\.weight' has shape \(40, 16\).* \(50257, 16\)"):
-        load(gpt_directory)
-
-    def enlarge(tensors):
-        for name, rows in (("wte", 50257), ("wpe", 1024)):
-            tensors[f"transformer.{name}.weight"] = np.zeros((rows, 16), np.float32)
-
-    edit_weights(gpt_directory, enlarge)
-    found = load(gpt_directory)
-    assert (found.start_id, found.pad_id, found.eos_ids) == (50256, 50256, (50256,))
-    assert found.max_source_len == found.config.max_positions == 1024
-    assert found.config.n_inner == 64
-
-
 def test_a_gpt_reads_no_more_than_its_positions(gpt_directory):
     make_tokenizer(model_max_length=64).save_pretrained(gpt_directory)
     assert load(gpt_directory).max_source_len == 16
@@ -748,35 +806,6 @@ def test_a_promised_head_that_a_gpt_lacks(gpt_directory):
         load(gpt_directory)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("scale_attn_weights", False, "scale_attn_weights=False is not supported.*=True"),
-        ("scale_attn_by_inverse_layer_idx", True, "=True is not supported.*=False"),
-        ("add_cross_attention", True, "add_cross_attention=True is not supported.*=False"),
-        ("activation_function", "silu", "activation_function='silu' is not supported"),
-        ("n_head", 0, "n_head=0 should be an integer ≥ 1"),
-        ("n_inner", "64", "n_inner='64' should be an integer ≥ 1"),
-        ("bos_token_id", 40, "bos_token_id=40 is no id of a vocabulary of 40"),
-        ("pad_token_id", -2, "pad_token_id=-2 should be an integer ≥ 0"),
-    ],
-)
-def test_gpt_configs_that_are_refused(gpt_directory, key, value, message):
-    edit_json(gpt_directory / "config.json", **{key: value})
-    with pytest.raises(ValueError, match=message):
-        load(gpt_directory)
-
-
-def test_missing_and_surplus_tensors_of_a_gpt(gpt_directory):
-    edit_weights(gpt_directory, lambda t: t.update({"score.weight": np.ones(16, np.float32)}))
-    with pytest.warns(UserWarning, match=r"'score\.weight' in the weights belong to") as caught:
-        load(gpt_directory)
-    assert [warning.filename for warning in caught] == [__file__]
-    edit_weights(gpt_directory, lambda t: t.pop("transformer.h.0.mlp.c_fc.bias"))
-    with pytest.raises(ValueError, match=r"'transformer\.h\.0\.mlp\.c_fc\.bias' missing"):
-        load(gpt_directory)
-
-
 def test_a_gpt_projection_that_lies_the_other_way(gpt_directory):
     name = "transformer.h.1.mlp.c_fc.weight"
     edit_weights(gpt_directory, lambda t: t.update({name: t[name].T.copy()}))
@@ -785,8 +814,6 @@ def test_a_gpt_projection_that_lies_the_other_way(gpt_directory):
 
 
 # --- Llama, Mistral, Qwen ----------------------------------------------------------------------
-
-MISTRAL, QWEN2 = llama_variants.VARIANTS["mistral"], llama_variants.VARIANTS["qwen2"]
 
 
 @pytest.fixture
@@ -815,39 +842,6 @@ def test_both_spellings_of_scalings(llama_directory, name):
     assert load(llama_directory).config == old
     edit_json(file, rope_theta=7.0, rope_scaling=None, rope_parameters=None)
     assert load(llama_directory).config.rope == Rope("default", 7.0)
-
-
-def test_the_fused_parameters_of_a_llama_hold_the_parts_in_order(tmp_path):
-    module = load(llama_variants.write(tmp_path, QWEN2)).model.module()
-    arrange(module, platform=None)
-    stored, place = llama_variants.tensors(QWEN2), "model.layers.1"
-    attention, feed_forward = module.layers[1].attention, module.layers[1].feed_forward
-    for fused, names in (
-        (attention.qkv.weight, [f"{place}.self_attn.{x}_proj.weight" for x in "qkv"]),
-        (attention.qkv.bias, [f"{place}.self_attn.{x}_proj.bias" for x in "qkv"]),
-        (feed_forward.input.weight, [f"{place}.mlp.{x}_proj.weight" for x in ("gate", "up")]),
-    ):
-        expected = np.concatenate([stored[name] for name in names])
-        np.testing.assert_array_equal(fused[...], expected)
-
-
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
-def test_llama_defaults_are_those_of_transformers(kind, llama_directory):
-    theirs = transformers.AutoConfig.for_model(kind)
-    silent = json.dumps({"model_type": kind, "eos_token_id": 2})
-    (llama_directory / "config.json").write_text(silent)
-    ours = checkpoints.FAMILIES[kind].config_from_hub(json.loads(silent), {})
-    for field in (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps",
-        "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
-        "tie_word_embeddings",
-    ):  # fmt: skip
-        assert getattr(ours, field) == getattr(theirs, field), field
-    assert ours.head_dim == getattr(theirs, "head_dim", 4096 // 32)
-    assert ours.sliding_window == (getattr(theirs, "sliding_window", 0) or 0)
-    assert (ours.rope.kind, ours.rope.theta) == ("default", theirs.rope_parameters["rope_theta"])
-    with pytest.raises(ValueError, match=r"shape|missing"):  # 4096 wide
-        load(llama_directory)
 
 
 def test_ids_of_a_llama(llama_directory):
@@ -895,88 +889,7 @@ def test_a_padded_vocabulary_of_a_llama(llama_directory):
     assert found.max_source_len == found.config.max_positions == 64
 
 
-NESTED = {"full_attention": {"rope_theta": 2.0}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; .* hidden_act='silu'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config=.* is not supported"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
-        ({"rope_scaling": {"type": "longrope"}}, "rope_type='longrope' is not .*llama3, yarn"),
-        ({"rope_scaling": {"type": "linear"}}, "factor=None should be a number > 0"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor='2' should be"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor=None should"),
-        ({"rope_theta": -1}, "rope_theta=-1 should be a number > 0"),
-        ({"rope_scaling": NESTED}, "full_attention.* are not one set of settings"),
-        ({"rope_scaling": "linear"}, "rope_scaling='linear' are not one set"),
-        ({"hidden_size": None}, "hidden_size=None should be an integer ≥ 1"),
-        ({"num_key_value_heads": "2"}, "num_key_value_heads='2' should be an integer ≥ 1"),
-        ({"num_key_value_heads": 3}, "heads=4 is not divisible by num_key_value_heads=3"),
-        ({"head_dim": 3}, "head_dim=3 is odd"),
-        ({"hidden_size": 1, "head_dim": None}, "head_dim=0 is odd or 0"),
-        ({"rope_scaling": {"type": "yarn"}, "rope_theta": 1.0}, "rope_theta=1 above 1"),
-        ({"rope_scaling": {"type": "yarn", "beta_slow": 1e-320}}, "beta_slow=1e-320 should be"),
-        ({"bos_token_id": [1, 2]}, r"bos_token_id=\[1, 2\] should be an integer ≥ 0"),
-        ({"pad_token_id": -2}, "pad_token_id=-2 should be an integer ≥ 0"),
-        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window=0 should be an integer"),
-        ({"model_type": "qwen3_moe"}, "'qwen3_moe' is not supported.*'llama', 'mistral', 'qwen2'"),
-        (
-            {"model_type": "qwen2", "layer_types": ["full_attention"]},
-            "layer_types=.* should be 'full_attention' or 'sliding_attention' for each of 2",
-        ),
-        (
-            {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2},
-            "layer_types has 'sliding_attention', but there is no window",
-        ),
-    ],
-)
-def test_llama_configs_that_are_refused(llama_directory, changes, message):
-    edit_json(llama_directory / "config.json", **changes)
-    with pytest.raises(ValueError, match=message):
-        load(llama_directory)
-
-
-def test_missing_surplus_and_misshapen_tensors_of_a_llama(llama_directory):
-    name = "model.layers.0.self_attn.k_proj.weight"
-    edit_json(llama_directory / "config.json", num_key_value_heads=1)
-    with pytest.raises(ValueError, match=r"k_proj\.weight' has shape \(8, 16\).* \(4, 16\)"):
-        load(llama_directory)
-    edit_json(llama_directory / "config.json", num_key_value_heads=2)
-    bias = {name.replace("weight", "bias"): np.ones(8, np.float32)}
-    edit_weights(llama_directory, lambda t: t.update(bias))
-    with pytest.warns(UserWarning, match=r"k_proj\.bias' in the weights belong to no layer"):
-        load(llama_directory)
-    edit_weights(llama_directory, lambda t: (t.pop(*bias), t.pop(name)))
-    with pytest.raises(ValueError, match=r"k_proj\.weight' missing from the weights"):
-        load(llama_directory)
-
-
 # --- Gemma 2 and 3 -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text"])
-def test_gemma_defaults_are_those_of_transformers(kind):
-    theirs = transformers.AutoConfig.for_model(kind)
-    ours = checkpoints.FAMILIES[kind].config_from_hub({"model_type": kind}, {})
-    for field in (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps",
-        "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
-        "tie_word_embeddings", "bos_token_id", "pad_token_id", "sliding_window",
-        "query_pre_attn_scalar",
-    ):  # fmt: skip
-        assert getattr(ours, field) == getattr(theirs, field), field
-    for field in ("attn_logit_softcapping", "final_logit_softcapping"):
-        assert getattr(ours, field) == (getattr(theirs, field) or 0.0)
-    local = ["sliding_attention" if window else "full_attention" for window in ours.windows]
-    assert local == theirs.layer_types
-    ropes = theirs.rope_parameters
-    if kind == "gemma2":
-        assert ours.rope.theta == ropes["rope_theta"]
-    else:
-        assert ours.rope.theta == ropes["full_attention"]["rope_theta"]
-        assert ours.local_rope.theta == ropes["sliding_attention"]["rope_theta"]
 
 
 @pytest.mark.parametrize("old", [True, False])
@@ -1004,56 +917,7 @@ def test_the_text_model_of_a_gemma3_that_reads_images(old, tmp_path):
     assert_same_params(found, plain)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation='relu' is not supported"),
-        (
-            "gemma2",
-            {"use_bidirectional_attention": True},
-            "use_bidirectional_attention=True is not",
-        ),
-        ("gemma2", {"final_logit_softcapping": 0}, "softcapping=0 should be a number > 0, or null"),
-        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 should be an integer"),
-        ("gemma2", {"sliding_window": None}, "'sliding_attention', but there is no window"),
-        (
-            "gemma3",
-            {"attn_logit_softcapping": 50.0},
-            "attn_logit_softcapping=50.0 is not supported",
-        ),
-        ("gemma3", {"rope_parameters": {"rope_theta": 2.0}}, "'full_attention' and 'sliding_att"),
-        ("gemma3", {"layer_types": ["full_attention"]}, "for each of 3 layers"),
-    ],
-)
-def test_gemma_configs_that_are_refused(name, changes, message, tmp_path):
-    made = gemma_variants.write(tmp_path, gemma_variants.VARIANTS[name])
-    edit_json(made / "config.json", **changes)
-    with pytest.raises(ValueError, match=message):
-        load(made)
-
-
 # --- T5Gemma -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["t5gemma", "t5gemma2"])
-def test_t5gemma_defaults_are_those_of_transformers(kind):
-    theirs = transformers.AutoConfig.for_model(kind)
-    ours = checkpoints.FAMILIES[kind].config_from_hub({"model_type": kind}, {})
-    encoder = theirs.encoder.text_config if kind == "t5gemma2" else theirs.encoder
-    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    for mine, other in ((ours, theirs.decoder), (ours.encoder, encoder)):
-        for field in (
-            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps",
-            "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
-            "bos_token_id", "pad_token_id", "sliding_window", "query_pre_attn_scalar",
-        ):  # fmt: skip
-            assert getattr(mine, field) == getattr(other, field), field
-        for field in ("attn_logit_softcapping", "final_logit_softcapping"):
-            assert getattr(mine, field) == (getattr(other, field) or 0.0)
-        local = ["sliding_attention" if window else "full_attention" for window in mine.windows]
-        assert local == other.layer_types
-    if kind == "t5gemma2":
-        assert ours.eoi_token_index == theirs.encoder.eoi_token_index
 
 
 @pytest.mark.parametrize("name", ["t5gemma", "t5gemma2"])
@@ -1087,44 +951,6 @@ def test_a_t5gemmas_ids_are_the_outer_ones_or_its_decoders(tmp_path):
     edit_json(made / "generation_config.json", decoder_start_token_id=6)
     found = load(made)
     assert (found.start_id, found.eos_ids, found.pad_id) == (6, (1, 5), 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "place", "changes", "message"),
-    [
-        ("t5gemma", "decoder", {"hidden_activation": "relu"}, "decoder: hidden_activation='relu'"),
-        ("t5gemma", "encoder", {"head_dim": "x"}, "encoder: head_dim='x' should be an integer"),
-        ("t5gemma", "encoder", {"vocab_size": 41}, "vocab_size=41 differs from the decoder's 40"),
-        (
-            "t5gemma",
-            "decoder",
-            {"cross_attention_hidden_size": 16},
-            "decoder: cross_attention_hidden_size=16 is not supported",
-        ),
-        ("t5gemma", "decoder", {"num_hidden_layers": 9}, "num_hidden_layers=9, but layers beyond"),
-        ("t5gemma", "encoder", {"num_hidden_layers": 9}, "num_hidden_layers=9, but layers beyond"),
-        ("t5gemma", None, {"encoder": 5}, "encoder=5 should be an object"),
-        ("t5gemma", None, {"is_encoder_decoder": False}, "is_encoder_decoder=False is not"),
-        ("t5gemma2", "decoder", {"hidden_size": 32}, "hidden_size=16 differs from the decoder's"),
-        (
-            "t5gemma2",
-            "decoder",
-            {"attn_logit_softcapping": 9.0},
-            "decoder: attn_logit_softcapping=9.0 is not supported",
-        ),
-        ("t5gemma2", "encoder", {"text_config": [1]}, r"text_config=\[1\] should be an object"),
-        ("t5gemma2", "encoder", {"eoi_token_index": "x"}, "eoi_token_index='x' should be an int"),
-    ],
-)
-def test_t5gemma_configs_that_are_refused(name, place, changes, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(parameters, "without_params", None)  # would be called to build
-    variant = t5gemma_variants.VARIANTS[name]
-    made = t5gemma_variants.write(tmp_path, variant)
-    if place:
-        changes = {place: {**variant.raw[place], **changes}}
-    edit_json(made / "config.json", **changes)
-    with pytest.raises(ValueError, match=message):
-        load(made)
 
 
 # --- what the model needs decides --------------------------------------------------------------

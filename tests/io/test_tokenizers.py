@@ -20,7 +20,8 @@ import pairs
 import t5_variants
 from command_line import ROOT
 from specjax import decoding
-from specjax.checkpoints import FAMILIES, load, save, spiece, tokenizers
+from specjax.checkpoints import FAMILIES, load, save, tokenizers
+from specjax.checkpoints.formats import spiece
 from specjax.checkpoints.weights import wanted
 from specjax.decoding import outputs
 from specjax.doctor import verdicts

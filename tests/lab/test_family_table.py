@@ -31,5 +31,6 @@ def test_every_column_has_its_test():
         source = (ROOT / "tests" / file).read_text("utf-8")
         cases = re.search(rf"@pytest.mark.parametrize\(([^@]*?)\)\ndef {name}\(", source)
         assert cases, place
-        assert "cells(" in cases[1]
-        assert f'"{column}"' in cases[1] or ("*WAYS" in cases[1] and f'"{column}": ' in source)
+        if "in ROWS" not in cases[1]:  # else every variant of every row is a case
+            assert "cells(" in cases[1]
+            assert f'"{column}"' in cases[1] or ("*WAYS" in cases[1] and f'"{column}": ' in source)

@@ -18,6 +18,17 @@ def test_no_circle_and_the_page_has_the_table():
     assert shown[1].strip() == imports.table(imports.rooms(found))
 
 
+def test_only_checkpoints_import_formats_of_others():
+    """What other libraries write is read behind one wall."""
+    inside = {
+        name
+        for name, needed in imports.graph().items()
+        if any(other.startswith("checkpoints.formats") for other in needed)
+    }
+    assert inside
+    assert {name.partition(".")[0] for name in inside} == {"checkpoints"}
+
+
 def test_a_circle_is_named(monkeypatch):
     """One that an import inside a function closes: rules.base -> speculative."""
     found = imports.graph()

@@ -16,7 +16,8 @@ import gpt_variants
 import llama_variants
 import make_checkpoint_data
 import t5_variants
-from specjax.checkpoints import convert, load, spiece, tensors, torch_files
+from specjax.checkpoints import convert, load, tensors
+from specjax.checkpoints.formats import spiece, torch_files
 from specjax.checkpoints.tensors import read_into
 
 torch = pytest.importorskip("torch")

@@ -11,84 +11,47 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from specjax.checkpoints import gemma, gguf_files, gpt
+from specjax.checkpoints import gemma
 from specjax.checkpoints.config_json import ID, check_fields, check_sizes
-from specjax.checkpoints.gguf_files import CONVERT, GGUF, GGUFTensor
-from specjax.checkpoints.gguf_tokenizers import ENDS, TOKENS, mark_ids
+from specjax.checkpoints.families import FAMILIES
+from specjax.checkpoints.formats import gguf_files
+from specjax.checkpoints.formats.gguf_files import CONVERT, GGUF, GGUFTensor
+from specjax.checkpoints.formats.gguf_tokenizers import ENDS, TOKENS, mark_ids
 from specjax.checkpoints.tensors import Tensor, Turned, read_into
 from specjax.models.llama import Rope, frequencies
 from specjax.support.ranges import LARGEST
 
-
-class Layout(NamedTuple):
-    """The differences of an architecture from Hugging Face's layout."""
-
-    fields: dict[str, str]
-    """Fields of config.json, and their metadata: a "|" parts two writers' names of it, and a "?"
-    marks what may be absent."""
-    layers: str
-    """Beginning of the names of a layer's tensors."""
-    names: dict[str, str]
-    """Names of tensors in the file and in Hugging Face's, within a layer or outside."""
-    turned: tuple[str, ...] = ()
-    """Suffixes of tensors that the file transposes."""
-
-
-LLAMA = Layout(
-    {
-        "hidden_size": "embedding_length",
-        "intermediate_size": "feed_forward_length",
-        "num_hidden_layers": "block_count",
-        "num_attention_heads": "attention.head_count",
-        "num_key_value_heads": "attention.head_count_kv?",
-        "head_dim": "attention.key_length?",
-        "max_position_embeddings": "context_length",
-        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-        "rope_theta": "rope.freq_base?",
-    },
-    "model.layers.",
-    {
-        "token_embd": "model.embed_tokens",
-        "output_norm": "model.norm",
-        "output": "lm_head",
-        "attn_norm": "input_layernorm",
-        **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
-        **{f"attn_{x}_norm": f"self_attn.{x}_norm" for x in "qk"},
-        "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
-    },
-)
-GEMMA2 = Layout(
-    {
-        **LLAMA.fields,
-        "sliding_window": "attention.sliding_window?",
-        "attn_logit_softcapping": "attn_logit_softcapping?",
-        "final_logit_softcapping": "final_logit_softcapping?",
-    },
-    LLAMA.layers,
-    {
-        **LLAMA.names,
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
-)
-# ollama's converter has other names of the bases, and leaves out what all Gemma 3 share.
-GEMMA3 = GEMMA2._replace(
-    fields={
-        **GEMMA2.fields,
-        "rms_norm_eps": f"{GEMMA2.fields['rms_norm_eps']}?",
+LLAMA = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv?",
+    "head_dim": "attention.key_length?",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base?",
+}
+GEMMA2 = LLAMA | {
+    "sliding_window": "attention.sliding_window?",
+    "attn_logit_softcapping": "attn_logit_softcapping?",
+    "final_logit_softcapping": "final_logit_softcapping?",
+}
+METADATA: dict[str, dict[str, str]] = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3"), LLAMA),
+    "gemma2": GEMMA2,
+    # ollama's converter has other names of the bases, and leaves out what all Gemma 3 share.
+    "gemma3": GEMMA2
+    | {
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon?",
         "rope_theta": "rope.freq_base|rope.global.freq_base?",
         "rope_local_base_freq": "rope.freq_base_swa|rope.local.freq_base?",
-    }
-)
-GPT2 = Layout(
-    {
+    },
+    "gpt2": {
         "n_embd": "embedding_length",
         "n_inner": "feed_forward_length?",
         "n_layer": "block_count",
@@ -96,23 +59,7 @@ GPT2 = Layout(
         "n_positions": "context_length",
         "layer_norm_epsilon": "attention.layer_norm_epsilon",
     },
-    "transformer.h.",
-    {
-        "token_embd": "transformer.wte",
-        "position_embd": "transformer.wpe",
-        "output_norm": "transformer.ln_f",
-        "output": "lm_head",
-        "attn_norm": "ln_1",
-        "attn_qkv": "attn.c_attn",
-        "attn_output": "attn.c_proj",
-        "ffn_norm": "ln_2",
-        "ffn_up": "mlp.c_fc",
-        "ffn_down": "mlp.c_proj",
-    },
-    gpt.TURNED,
-)
-T5 = Layout(
-    {
+    "t5": {
         "d_model": "embedding_length",
         "d_ff": "feed_forward_length",
         "d_kv": "attention.key_length",
@@ -124,34 +71,13 @@ T5 = Layout(
         "relative_attention_num_buckets": "attention.relative_buckets_count",
         "decoder_start_token_id": "decoder_start_token_id?",
     },
-    "block.",
-    {
-        "token_embd": "shared",
-        "output_norm": "final_layer_norm",
-        "output": "lm_head",
-        "attn_norm": "layer.0.layer_norm",
-        **{f"attn_{x}": f"layer.0.SelfAttention.{x}" for x in "qkvo"},
-        "attn_rel_b": "layer.0.SelfAttention.relative_attention_bias",
-        "cross_attn_norm": "layer.1.layer_norm",
-        **{f"cross_attn_{x}": f"layer.1.EncDecAttention.{x}" for x in "qkvo"},
-        "cross_attn_rel_b": "layer.1.EncDecAttention.relative_attention_bias",
-        "ffn_norm": "layer.{last}.layer_norm",
-        "ffn_gate": "layer.{last}.DenseReluDense.wi_0",
-        "ffn_up": "layer.{last}.DenseReluDense.wi{up}",
-        "ffn_down": "layer.{last}.DenseReluDense.wo",
-    },
-)
-LAYOUTS = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3"), LLAMA),
-    "gemma2": GEMMA2,
-    "gemma3": GEMMA3,
-    "gpt2": GPT2,
-    "t5": T5,
 }
-NAME = re.compile(r"(?:(enc|dec)\.)?(?:blk\.(\d+)\.)?(\w+)(\.(?:weight|bias))")
+"""Fields of config.json by architecture, and their metadata: a "|" parts two writers' names of it,
+and a "?" marks what may be absent."""
+NAME = re.compile(r"(.+)(\.(?:weight|bias))")
 EMBEDDING, HEAD, ROPE_FREQS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 GATED = "gated-gelu"
-INTERLEAVED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+INTERLEAVED = {"blk.N.attn_q": "num_attention_heads", "blk.N.attn_k": "num_key_value_heads"}
 YARN = {  # in `rope_scaling` and in the metadata
     "original_max_position_embeddings": "original_context_length",
     "attention_factor": "yarn_attn_factor",
@@ -184,20 +110,13 @@ NEUTRAL: dict[str, tuple] = {
     "rope.scaling.yarn_ext_factor": (-1, 1),
     "rope.freq_base_per_layer": (),
 }
+OTHER = ("rope_theta", "sliding_window")  # fields that no size is, or may be 0
 THETA = 10_000.0  # where the metadata has none
 # ollama's converter leaves out how the Gemma 3 of this many positions scale them.
 LONG, LONG_SCALING = 131072, {"rope_type": "linear", "factor": 8.0}
 PERIODS = {"gemma2": 2, "gemma3": 6}  # of layers that see all tokens
 LARGE = {"gemma2": 46, "gemma3": 62}  # layers of the 27B, which scales queries by its width
 LLAMA3 = Rope("llama3", original_length=8192, slow=1.0, fast=4.0)  # of all sizes of Llama 3
-OTHER = (  # fields that are no sizes
-    "rope_theta",
-    "rope_local_base_freq",
-    "rms_norm_eps",
-    "layer_norm_epsilon",
-    *CAPS,
-    "sliding_window",
-)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -220,23 +139,23 @@ def _config(found: GGUF) -> dict[str, Any]:
     """The fields of config.json."""
     fields, there = found.fields, found.tensors
     kind = fields.get("general.architecture")
-    if not isinstance(kind, str) or kind not in LAYOUTS:
+    if not isinstance(kind, str) or kind not in METADATA:
         raise ValueError(
             f"general.architecture={kind!r} is not supported; supported are "
-            f"{', '.join(map(repr, LAYOUTS))}."
+            f"{', '.join(map(repr, METADATA))}."
         )
     start = f"{kind}.decoder_start_token_id"
     check_fields({start: _plain(fields.get(start, 0))}, {start: ID})
     stored = _stored(kind, fields)
     raw: dict[str, Any] = {}
-    for name, given in LAYOUTS[kind].fields.items():
+    for name, given in METADATA[kind].items():
         keys = _keys(given)
         value = next((stored[key] for key in keys if key in stored), None)
         if value is None and not given.endswith("?"):
             raise ValueError(f"its metadata has no {f'{kind}.{keys[0]}'!r}. {CONVERT}")
         if value is not None:
             raw[name] = None if name in CAPS and value == 0 else value
-    check_sizes(raw, other=OTHER)
+    check_sizes({key: value for key, value in raw.items() if key not in OTHER})
     rows = there[EMBEDDING].shape[0] if EMBEDDING in there else 0
     tokens = fields.get(TOKENS, ())
     if not isinstance(tokens, list | tuple) or len(tokens) not in ((rows,) if tokens else (0,)):
@@ -265,7 +184,7 @@ def _config(found: GGUF) -> dict[str, Any]:
 
 
 def _keys(given: str) -> list[str]:
-    """The metadata of a field of `Layout.fields`."""
+    """The metadata of a field of `METADATA`."""
     return given.removesuffix("?").split("|")
 
 
@@ -290,7 +209,7 @@ def _check_followed(kind: str, stored: Mapping[str, Any], raw: Mapping[str, Any]
         neutral |= dict.fromkeys(TURNED, (size,))
         neutral["rope.freq_base_swa"] = (raw.get("rope_theta", THETA),)
         neutral["attention.scale"] = (0, raw.get("query_pre_attn_scalar", size) ** -0.5)
-    for given in LAYOUTS[kind].fields.values():
+    for given in METADATA[kind].values():
         for key in _keys(given):
             neutral.pop(key, None)
     for key, values in neutral.items():
@@ -314,7 +233,7 @@ def _llama(
         "attention_bias": kind != "qwen2" and "blk.0.attn_q.bias" in found.tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in found.tensors,
     }
-    check_sizes(given, other=("attention_bias", "mlp_bias"))
+    check_sizes(given)
     if kind == "llama" and stored.get("attention.sliding_window"):
         given |= {"model_type": "mistral", "sliding_window": stored["attention.sliding_window"]}
     scaling, theta = _scaling(kind, stored), raw.get("rope_theta", THETA)
@@ -408,16 +327,17 @@ def _plain(value: Any) -> Any:
 def _named(found: GGUF, raw: Mapping[str, Any]) -> dict[str, Tensor]:
     """Give the tensors Hugging Face's names, and its order of rows and axes."""
     kind: str = found.fields["general.architecture"]
-    layout, named = LAYOUTS[kind], {}
-    up = "_1" if raw.get("feed_forward_proj") == GATED else ""
+    family = FAMILIES[raw["model_type"]]
+    names, named = family.gguf_names(), {}
     for name, tensor in found.tensors.items():
         match = NAME.fullmatch(name)
-        if name == ROPE_FREQS and layout is LLAMA:
+        if name == ROPE_FREQS and METADATA[kind] is LLAMA:
             continue
-        if match is None or match[3] not in layout.names:
+        layer = re.search(r"\bblk\.(\d+)\.", name)
+        part = re.sub(r"\bblk\.\d+\.", "blk.N.", match[1]) if match else ""
+        if match is None or part not in names:
             named[name] = tensor  # surplus
             continue
-        stack, layer, part, suffix = match.groups()
         if kind == "llama" and part in INTERLEAVED and isinstance(tensor, GGUFTensor):
             size = raw["head_dim"]
             if size % 2 or tensor.shape[0] != size * raw[INTERLEAVED[part]]:
@@ -425,9 +345,8 @@ def _named(found: GGUF, raw: Mapping[str, Any]) -> dict[str, Tensor]:
             tensor = dataclasses.replace(tensor, head=size)
         if kind in PERIODS and part.endswith("norm") and isinstance(tensor, GGUFTensor):
             tensor = dataclasses.replace(tensor, added=1.0)
-        own = layout.names[part].format(last=2 if stack == "dec" else 1, up=up)
-        place = f"{stack}oder." if stack else ""
-        place += f"{layout.layers}{layer}." if layer else ""
-        turned = (place + own + suffix).endswith(layout.turned) if layout.turned else False
-        named[place + own + suffix] = Turned.of(tensor) if turned else tensor
+        own = names[part].replace("N.", f"{layer[1]}." if layer else "") + match[2]
+        if raw.get("feed_forward_proj") == "relu":
+            own = own.replace(".wi_1.", ".wi.")  # one name of GGUF for both
+        named[own] = Turned.of(tensor) if own.endswith(family.turned) else tensor
     return named

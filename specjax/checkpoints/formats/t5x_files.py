@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.checkpoints import msgpack_files
+from specjax.checkpoints.formats import msgpack_files
 from specjax.checkpoints.tensors import AGAIN, DTYPES, At, Tensor, Turned
 
 FILE, GIN = "checkpoint", "config.gin"

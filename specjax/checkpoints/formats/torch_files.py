@@ -10,16 +10,12 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import numpy as np
-
-from specjax.checkpoints import pickles
-from specjax.checkpoints.pickles import Storage, Strided, Unpickled
-from specjax.checkpoints.tensors import AGAIN, At, Tensor, contiguous, read_bytes, strided_pieces
+from specjax.checkpoints.formats import pickles
+from specjax.checkpoints.formats.pickles import Storage, Strided, Unpickled
+from specjax.checkpoints.tensors import AGAIN, Stored, Tensor, contiguous, read_bytes
 from specjax.support import npz
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the older format
@@ -36,32 +32,6 @@ class Place(NamedTuple):
     """Size in bytes."""
     checksum: int
     """CRC-32 of the bytes; 0: unknown."""
-
-
-@dataclass(frozen=True)
-class TorchTensor(Tensor):
-    """A tensor of a file that torch wrote."""
-
-    begin: int
-    """Offset in bytes from the beginning of the file."""
-    strides: tuple[int, ...]
-    checksum: int
-    """CRC-32 of its bytes, if they are a whole storage in order; 0: unknown."""
-
-    def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
-        """Yield pieces in the file's order; ValueError at the end if the checksum differs."""
-        found = 0
-
-        def read(begin: int, count: int) -> bytes:
-            nonlocal found
-            data = read_bytes(self.file, self.begin + begin, count)
-            if self.checksum:
-                found = zlib.crc32(data, found)
-            return data
-
-        yield from strided_pieces(self.shape, self.strides, self.dtype, read)
-        if self.checksum and found != self.checksum:
-            raise ValueError(f"{self.file} is damaged (wrong checksum of a tensor). {AGAIN}")
 
 
 def find(path: Path) -> dict[str, Tensor]:
@@ -162,9 +132,7 @@ def _named(value: Any) -> dict[str, Strided]:
     return value
 
 
-def _place(
-    path: Path, name: str, tensor: Strided, places: dict[str, Place], size: int
-) -> TorchTensor:
+def _place(path: Path, name: str, tensor: Strided, places: dict[str, Place], size: int) -> Stored:
     storage: Storage = tensor.storage
     unit = 1 if storage.dtype is None else storage.dtype.itemsize
     place = places.get(storage.key)
@@ -175,6 +143,6 @@ def _place(
         raise Unpickled(f"{name[:100]!r} says that it has more numbers than the file")
     begin = place.begin + storage.begin * unit + tensor.begin * tensor.dtype.itemsize
     whole = count == place.size and tensor.strides == contiguous(tensor.shape)
-    return TorchTensor(
+    return Stored(
         path, tensor.dtype, tensor.shape, begin, tensor.strides, place.checksum if whole else 0
     )

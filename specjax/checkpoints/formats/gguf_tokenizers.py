@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specjax.checkpoints import gguf_files, spiece
 from specjax.checkpoints.config_json import NO_ID
+from specjax.checkpoints.formats import gguf_files, spiece
 from specjax.checkpoints.tensors import AGAIN
 
 Fields = Mapping[str, Any]
