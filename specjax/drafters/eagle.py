@@ -44,21 +44,22 @@ from specjax.checkpoints.tensors import Held
 from specjax.drafters.base import Drafter, block_at, catch_up
 from specjax.models import int8
 from specjax.models.attention import KV, MASKED, CausalBias, causal_bias, empty, write
+from specjax.models.blocks import Attention, Scope
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import Linear, RMSNorm, arrange, narrow_weights, project
 from specjax.models.llama import (
     INITIAL_STD,
-    FeedForward,
     LlamaConfig,
     Rotation,
-    SelfAttention,
+    feed_forward_of,
+    heads_of,
 )
-from specjax.models.t5 import CrossAttention, T5Config
+from specjax.models.t5 import T5Config, attention_of
 from specjax.models.tapped import Tapped, decoder_of
 from specjax.pytrees import pytree
-from specjax.types import Encoding, Inputs, Model
+from specjax.types import Call, Encoding, Inputs, Model
 
 TABLE = "embed_tokens.weight"  # in the files of a head with its own embedding
 
@@ -84,11 +85,8 @@ class EagleConfig:
     """Whether the layer reads the encoder's output."""
 
 
-class Source(NamedTuple):
-    """Keys, values and mask of the encoder's output for the layer."""
-
-    kv: KV  # of S slots
-    bias: Array  # (B, 1, 1, S)
+Source = tuple[KV, Array]
+"""Keys and values of the encoder's output for the layer, S slots, and their bias, (B, 1, 1, S)."""
 
 
 class Network(nnx.Module):
@@ -112,12 +110,13 @@ class Network(nnx.Module):
         inputs = (taps or 2) * width
         self.config = config
         self.fuse = Linear(inputs, width, inputs**-0.5, bias=config.fuse_bias, **options)
-        self.attention = SelfAttention(layer, inputs=2 * width if taps else width, **options)
+        read = 2 * width if taps else width
+        self.attention = Attention(heads_of(layer, dtype), inputs=read, **options)
         self.feed_forward_norm = norm()
-        self.feed_forward = FeedForward(layer, **options)
+        self.feed_forward = feed_forward_of(layer, **options)
         if encoder is not None:
             sizes, source = encoder
-            self.cross_norm, self.cross = norm(), CrossAttention(sizes, source=source, **options)
+            self.cross_norm, self.cross = norm(), attention_of(sizes, source=source, **options)
         if taps:
             self.embedding_norm, self.feature_norm, self.norm = norm(), norm(), norm()
             self.head = Linear(width, config.rows, INITIAL_STD, **options)
@@ -141,18 +140,16 @@ class Network(nnx.Module):
         """Run K pairs of each row, 2 × (B, K, E), in slots start … start+K−1 → h, and the cache."""
         count = embedded.shape[1]
         slots = count if cache is None else cache.values.shape[2]
-        rotation = Rotation.at(start[:, None] + jnp.arange(count)[None, :], self.config.layer)
         residual, x = self.enter(embedded, feature)
-        bias = self.bias(start, count, slots)
-        attended, cache = self.attention(x, start, bias, rotation, cache)
+        scope = Scope(Call(start), self.bias(start, count, slots), self.rotation(start, count))
+        attended, cache = self.attention(x, scope, cache)
         return self.leave(residual + attended, source), cache
 
     def remember(self, embedded: Array, feature: Array, start: Array, cache: KV) -> KV:
         """Write to the cache as `__call__` does, without computing h."""
         _, x = self.enter(embedded, feature)
-        positions = start[:, None] + jnp.arange(x.shape[1])[None, :]
-        _, new = self.attention.project(x, Rotation.at(positions, self.config.layer))
-        return write(cache, new, start)
+        turned = self.rotation(start, x.shape[1])
+        return write(cache, self.attention.project(x, rotation=turned)[1], start)
 
     def enter(self, embedded: Array, feature: Array) -> tuple[Array, Array]:
         """Map pairs to the residual stream and the input of attention."""
@@ -166,8 +163,12 @@ class Network(nnx.Module):
     def leave(self, x: Array, source: Source | tuple[()]) -> Array:
         """Map the residual stream after self-attention to h."""
         if source:
-            x = x + self.cross(self.cross_norm(x), source.kv, source.bias)
+            x = x + self.cross.read(self.cross_norm(x), source)
         return x + self.feed_forward(self.feed_forward_norm(x))
+
+    def rotation(self, start: Array, count: int) -> Rotation:
+        """The rotation of K pairs from slot `start` on."""
+        return Rotation.at(start[:, None] + jnp.arange(count)[None, :], self.config.layer)
 
     def bias(self, start: Array, count: int, slots: int) -> CausalBias:
         """A causal bias; without a first feature, slot 0 is seen by itself alone."""
@@ -240,12 +241,8 @@ class Eagle(Drafter):
         """Whether the layer reads the target's encoding (`sharing.shares`)."""
         return self.config.cross
 
-    def start(self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None):
-        """Make the state, and project the target's encoding if the layer reads the source.
-
-        Args:
-          encoding: None: the target's encoder runs.
-        """
+    def start(self, inputs: Inputs, buffer_len: int):
+        """Make the state, and project the target's encoding if the layer reads the source."""
         layer, module = self.config.layer, self.module
         batch = inputs.prompt.shape[0]
         heads, size = layer.num_key_value_heads, layer.head_dim
@@ -259,7 +256,7 @@ class Eagle(Drafter):
         # Fill slot 0 now: a prompt of two tokens has a pass of one position.
         cache = self.module.remember(self.embed(inputs.prompt[:, :1]), first[:, None], end, cache)
         state = EagleState(cache, end + 1, features, first)
-        return self.read(inputs.source, inputs.source_len, encoding), state
+        return self.read(*inputs[:2], inputs.encoding), state
 
     def read(
         self,
@@ -277,7 +274,7 @@ class Eagle(Drafter):
         if encoding is None:
             encoding = Encoding(*self.target.module().read(source, source_len))
         output = encoding.output.astype(self.dtype)
-        return Source(self.module.cross.project(output), encoding.bias)
+        return self.module.cross.source(output), encoding.bias
 
     def observe(self, tokens, start, hidden, count, context, state):
         """Keep the features. If there may have been drafts, compute the block's keys and values

@@ -10,10 +10,9 @@ from jaxtyping import Array, Float, Int
 from specjax import devices
 from specjax.models.decoder import Decoder
 from specjax.models.layers import arrange
-from specjax.models.packing import Packing
 from specjax.models.sharding import Placement
 from specjax.pytrees import pytree
-from specjax.types import Cache, Context, Encoding, Inputs, Layout
+from specjax.types import Cache, Context, Encoding, Inputs
 
 
 @pytree
@@ -79,32 +78,16 @@ class LanguageModel:
             return None
         return Encoding(*module.read(inputs.source, inputs.source_len))
 
-    def start(
-        self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
-    ) -> tuple[Context, Cache]:
-        """Encode inputs, and make an empty cache; see `Model.start`.
-
-        Args:
-          encoding: of the inputs, from a model with this encoder. None: the encoder runs.
-        """
-        given = () if encoding is None else (encoding,)  # a user's module may take none
-        started = self.module().start(inputs, buffer_len, *given)
+    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
+        """Encode inputs, unless they have an encoding, and make an empty cache."""
+        started = self.module().start(inputs, buffer_len)
         return started if self.placement is None else self.placement.begun(*started)
 
     def __call__(
-        self,
-        tokens: Int[Array, "B K"],
-        start: Int[Array, " #B"],
-        context: Context,
-        cache: Cache,
-        layout: Layout | None = None,
-        packing: Packing | None = None,
+        self, tokens: Int[Array, "B K"], start: Any, context: Context, cache: Cache
     ) -> tuple[Float[Array, "... E"], Cache]:
-        """Run K tokens per row; see `Model.__call__` and `PackingModel`."""
-        # A user's module may have no argument for trees or packed positions.
-        given = {"layout": layout, "packing": packing}
-        options = {name: value for name, value in given.items() if value is not None}
-        return self.module()(tokens, start, context, cache, **options)
+        """Run K tokens per row from `start` on, an array or a `Call`; see `Model.__call__`."""
+        return self.module()(tokens, start, context, cache)
 
     def compact(self, cache: Cache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Cache:
         """Copy an accepted path's slots together; see `BranchingModel.compact`."""

@@ -1,15 +1,15 @@
 """A model that returns the states of some of its layers beside the last one."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
-from specjax.models.packing import Packing
 from specjax.pytrees import pytree
-from specjax.types import Cache, Context, Encoding, Inputs, Layout
+from specjax.types import Cache, Context, Encoding, Inputs
 
 
 @pytree
@@ -34,24 +34,16 @@ class Tapped:
         """Run the encoder alone; see `LanguageModel.encoding`."""
         return self.model.encoding(inputs)
 
-    def start(
-        self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
-    ) -> tuple[Context, Cache]:
+    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
         """Encode inputs, and make an empty cache; see `LanguageModel.start`."""
-        return self.model.start(inputs, buffer_len, encoding)
+        return self.model.start(inputs, buffer_len)
 
     def __call__(
-        self,
-        tokens: Int[Array, "B K"],
-        start: Int[Array, " #B"],
-        context: Context,
-        cache: Cache,
-        layout: Layout | None = None,
-        packing: Packing | None = None,
+        self, tokens: Int[Array, "B K"], start: Any, context: Context, cache: Cache
     ) -> tuple[Float[Array, "... F"], Cache]:
-        """Run K tokens per row; see `Model.__call__`; F = (1 + N)·E."""
+        """Run K tokens per row; see `LanguageModel.__call__`; F = (1 + N)·E."""
         module = self.model.module()
-        states, cache = module.states(tokens, start, context, cache, layout, packing)
+        states, cache = module.states(tokens, start, context, cache)
         taps = (states[layer] for layer in self.layers)
         return jnp.concatenate([module.final_norm(states[-1]), *taps], axis=-1), cache
 
