@@ -172,8 +172,8 @@ class FeedForward(nnx.Module):
 
         Args:
           activation: f, one of `ACTIVATIONS`.
-          parts: 2: gated. 1 or 0: not, and 0 is no `Fused` layer; states of optimizers, in which
-            matrices have names, tell both apart.
+          parts: 2: gated. 1 or 0: not gated, and with 0 the input is no `Fused` layer. Saved states
+            of optimizers name matrices by this.
           stds: the initial deviations of the input's weights and of the output's.
         """
         options: dict[str, Any] = {"bias": bias, "rngs": rngs, "dtype": dtype}
