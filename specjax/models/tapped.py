@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.models.checkpoint import Checkpoint
 from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
 from specjax.pytrees import pytree
@@ -67,15 +68,18 @@ class Tapped:
 
 
 def decoder_of(model: object, user: str) -> Decoder:
-    """The decoder module of a T5, a GPT-2 or a model of the Llama layout.
+    """The decoder module of a model or checkpoint of the T5, GPT-2 or Llama layout.
 
     Raises:
-      ValueError: a model of your own, whose layers `user` cannot reach.
+      ValueError: another model, whose layers `user` cannot reach.
     """
-    module = model.module() if isinstance(model, LanguageModel) else None
+    name = getattr(model, "name", type(model).__name__)
+    inner = model.model if isinstance(model, Checkpoint) else model
+    module = inner.module() if isinstance(inner, LanguageModel) else None
     if not isinstance(module, Decoder):
         raise ValueError(
-            f"{user} needs a target of the T5, GPT-2 or Llama layout, whose embedding, layers and "
-            f"head it can reach; {type(model).__name__} is none. Take another drafter."
+            f"{name} has no layers and head that {user} can reach: it must be a T5, a GPT-2 or a "
+            "model of the Llama layout, as specjax.load gives it. Take another drafter, or this "
+            "one as it is."
         )
     return module

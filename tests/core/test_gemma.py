@@ -12,7 +12,7 @@ import specjax
 from model_calls import uncached
 from specjax.checkpoints import load
 from specjax.drafters import eagle
-from specjax.drafters.exits import early_exit
+from specjax.drafters.views import early_exit
 from tiny_models import slow
 
 VARIANTS = gemma_variants.VARIANTS

@@ -14,8 +14,7 @@ import test_mesh
 from model_calls import uncached
 from specjax.checkpoints import load, save
 from specjax.drafters import eagle
-from specjax.drafters.kangaroo import kangaroo
-from specjax.drafters.shallow import shallow
+from specjax.drafters.views import kangaroo, shallow
 from specjax.models.t5gemma import T5Gemma
 from test_families import near
 from test_gemma import capped, gelu, norm
