@@ -28,9 +28,8 @@ from experiments.train.train_drafter import Losses, Trainer, read
 from specjax.drafters.eagle import head_rows
 from specjax.drafters.medusa import Block, Head, Medusa, width_of
 from specjax.drafters.views import places
-from specjax.models.checkpoint import Checkpoint
+from specjax.models.checkpoint import Checkpoint, decoder_of
 from specjax.models.language_model import LanguageModel
-from specjax.models.tapped import decoder_of
 from specjax.pytrees import pytree
 from specjax.support.ranges import number, whole
 from specjax.types import Params

@@ -51,13 +51,12 @@ from specjax.drafters.eagle_network import (
 )
 from specjax.models import int8
 from specjax.models.attention import KV, empty
-from specjax.models.checkpoint import Checkpoint
+from specjax.models.checkpoint import Checkpoint, decoder_of
 from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange, narrow_weights
 from specjax.models.llama import LlamaConfig
 from specjax.models.t5 import T5Config
-from specjax.models.tapped import Tapped, decoder_of
 from specjax.pytrees import pytree
 from specjax.types import Encoding, Inputs, Model
 
@@ -110,7 +109,8 @@ class Eagle(Drafter):
 
     def sees(self, target: Model) -> Model:
         decoder_of(target, "EAGLE")
-        return Tapped(target, self.config.taps) if self.config.taps else target  # type: ignore[arg-type]
+        taps = self.config.taps
+        return dataclasses.replace(target, taps=taps) if taps else target  # type: ignore[type-var]
 
     @property
     def shares(self) -> bool:

@@ -17,10 +17,9 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.drafters import loading, ngram
-from specjax.models.checkpoint import Checkpoint
+from specjax.models.checkpoint import Checkpoint, decoder_of
 from specjax.models.language_model import LanguageModel
 from specjax.models.sharding import Placement
-from specjax.models.tapped import decoder_of
 from specjax.pytrees import pytree
 from specjax.support.ranges import listed, number, whole
 from specjax.types import Cache, Context, Inputs

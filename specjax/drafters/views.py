@@ -25,11 +25,10 @@ from flax import nnx
 
 from specjax.drafters.base import ByModel
 from specjax.models import sharding
-from specjax.models.checkpoint import Checkpoint
+from specjax.models.checkpoint import Checkpoint, decoder_of
 from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import widen_weights
-from specjax.models.tapped import decoder_of
 from specjax.pytrees import pytree
 from specjax.support.ranges import listed, whole
 from specjax.types import Params

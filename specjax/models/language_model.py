@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -32,6 +33,10 @@ class LanguageModel:
     """Number of ids that are tokens; further rows of the output layer are padding."""
     placement: Placement | None = dataclasses.field(default=None, metadata={"static": True})
     """The mesh of the parameters, and how it splits them; None: one device."""
+    taps: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+    """The number of layers, 0 … L, before each tap. With N taps a hidden state has (1 + N)·E
+    numbers: the final one, then the states as they leave these layers, before any norm. `logits`
+    reads the first E, so distributions are the same, bit for bit."""
 
     @classmethod
     def of(
@@ -87,7 +92,12 @@ class LanguageModel:
         self, tokens: Int[Array, "B K"], start: Any, context: Context, cache: Cache
     ) -> tuple[Float[Array, "... E"], Cache]:
         """Run K tokens per row from `start` on, an array or a `Call`; see `Model.__call__`."""
-        return self.module()(tokens, start, context, cache)
+        module = self.module()
+        if not self.taps:
+            return module(tokens, start, context, cache)
+        states, cache = module.states(tokens, start, context, cache)
+        taps = (states[layer] for layer in self.taps)
+        return jnp.concatenate([module.final_norm(states[-1]), *taps], axis=-1), cache
 
     def compact(self, cache: Cache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Cache:
         """Copy an accepted path's slots together; see `BranchingModel.compact`."""
@@ -110,6 +120,8 @@ class LanguageModel:
 
     def logits(self, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
         """Logits of hidden states, without padding, which no rule and no filter may see."""
+        if self.taps:
+            hidden = hidden[..., : hidden.shape[-1] // (1 + len(self.taps))]
         logits = self.module().logits(hidden)
         if self.placement is not None:
             logits = self.placement.gathered(logits)
