@@ -23,7 +23,6 @@ from .drafters.base import (
     Drafter as Drafter,
     ModelDrafter as ModelDrafter,
 )
-from .drafters.exits import early_exit as early_exit
 from .drafters.frequent import frequent as frequent
 from .drafters.medusa import Medusa as Medusa
 from .drafters.ngram import (
@@ -32,6 +31,7 @@ from .drafters.ngram import (
     Unigram as Unigram,
 )
 from .drafters.switch import switch as switch
+from .drafters.views import early_exit as early_exit
 from .generation import (
     generate as generate,
     stream as stream,

@@ -139,7 +139,7 @@ def of_drafter(drafter: Any, _: int) -> dict[str, Callable[..., Any]]:
         return Numbers("numbers", ((len(by_row), None),))
 
     return {
-        "start": lambda inputs, buffer_len, *encoding: (First(None), First(None)),
+        "start": lambda inputs, buffer_len: (First(None), First(None)),
         "observe": lambda tokens, start, hidden, count, context, state: Same(state),
         "begin": lambda tokens, length, context, state, *, lags=True: (hidden(length), Same(state)),
         "extend": lambda token, position, context, state: (hidden(token), Same(state)),

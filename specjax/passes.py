@@ -14,8 +14,8 @@ from jax import Array
 from jaxtyping import Bool, Int
 
 from specjax import devices
-from specjax.models.packing import Packing
 from specjax.state import State
+from specjax.types import Packing
 
 T = TypeVar("T")
 

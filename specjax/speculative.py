@@ -29,7 +29,6 @@ from specjax.dice import Dice, dice_for
 from specjax.drafters import sharing
 from specjax.drafters.base import Drafter, first_distribution, prefill, proposal
 from specjax.drafters.learning import learn_from
-from specjax.models.packing import Packing, unpack
 from specjax.policies import Observation, Policy
 from specjax.policies.base import first_state
 from specjax.pytrees import pytree
@@ -37,7 +36,7 @@ from specjax.rounds import Drafts, Round, Verdict, judged_rule, round_of
 from specjax.rules import AcceptanceRule, at_tokens, given_noise, resolve_rule
 from specjax.sampling import Sampling
 from specjax.state import State, begin, block, commit, is_finite
-from specjax.types import Context, Inputs, Model
+from specjax.types import Call, Context, Inputs, Model, Packing
 
 
 @pytree
@@ -244,11 +243,11 @@ def verify(
     returns log-probabilities of the tokens after c, d and e, and the hidden states. With a packing
     it computes those of some positions; entries of the others are arbitrary.
     """
-    read = block(state, drafts.tokens), state.length - 1
-    packed: dict[str, Any] = {} if packing is None else {"packing": packing}
-    hidden, cache = method.target(*read, context, state.cache, **packed)
+    call = Call(state.length - 1, packing=packing)
+    place = call.start if packing is None else call  # a model of your own may know no `Call`
+    hidden, cache = method.target(block(state, drafts.tokens), place, context, state.cache)
     logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
-    logprobs, hidden = unpack(logprobs, packing), unpack(hidden, packing)
+    logprobs, hidden = call.unpack(logprobs), call.unpack(hidden)
     finite = state.target_finite & is_finite(logprobs, ~state.done)
     return logprobs, hidden, state.replace(cache=cache, target_finite=finite)
 

@@ -53,6 +53,7 @@ from specjax.measure import provenance, report
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.memory import gigabytes
+from specjax.models.meshes import sizes_of
 from specjax.models.sharding import Placement
 from specjax.support import command_line, files
 from specjax.support.named import short
@@ -66,7 +67,7 @@ UNITS |= {f"{name}i": 1024**power for power, name in enumerate("KMGT", 1)}
 
 def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
-    meshes = {text: sharding.sizes_of(text) for text in args.mesh or [config.mesh or "model=1"]}
+    meshes = {text: sizes_of(text) for text in args.mesh or [config.mesh or "model=1"]}
     given = {name: amount(name, args[name].value or "") for name in GIVEN}
     if "target_tokens" in config:
         show_training(config, list(meshes), given["memory"], args)

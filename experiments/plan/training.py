@@ -33,6 +33,7 @@ from experiments.train.modes import Mode
 from experiments.train.steps import data_loss
 from specjax.checkpoints import FAMILIES
 from specjax.models import sharding
+from specjax.models.meshes import sizes_of
 from specjax.models.sharding import DATA, Placement
 
 
@@ -91,7 +92,7 @@ def tokens_a_second(config: TrainConfig, shape: Any, mesh: str, flops: float) ->
 def layout_of(shape: Any, mesh: str | Mesh | AbstractMesh) -> Layout:
     """The layout of a model of this shape; a mesh by name needs no devices."""
     if isinstance(mesh, str):
-        sizes = sharding.sizes_of(mesh or f"{DATA}=1")
+        sizes = sizes_of(mesh or f"{DATA}=1")
         mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
     _, placement = sharding.fit(shape, Placement(mesh))
     build = FAMILIES[shape.model_type].build
@@ -151,7 +152,7 @@ def _sizes(layout: Layout) -> Mapping[str, int]:
 def _split_sizes(layout: Layout) -> set[int]:
     """Sizes of axes that the model axis cuts: heads, fused outputs, ids."""
     module = nnx.merge(layout.graphdef, layout.params)
-    names = sharding.SIZES[sharding.family_of(module.config) or ""]
+    names = sharding.sizes_to_split(module.config)
     heads, _, inner = (getattr(module.config, name) for name in names)
     fused = {int(np.sum(node.parts)) for node in layout.fused.values()}
     return {heads, inner, module.config.vocab_size, *fused}

@@ -25,7 +25,6 @@ from specjax.measure import timing
 from specjax.measure.timing import PLAIN, quartiles
 from specjax.models.language_model import LanguageModel
 from specjax.models.memory import gigabytes, nbytes
-from specjax.models.tapped import Tapped
 from specjax.pytrees import pytree
 from specjax.support import command_line
 
@@ -42,8 +41,6 @@ class Apart(LanguageModel):
 
 def apart(model: Any) -> Any:
     """A target, whole or as a drafter sees it, whose encoding no drafter reads."""
-    if isinstance(model, Tapped):
-        return dataclasses.replace(model, model=apart(model.model))
     return Apart(**vars(model))
 
 

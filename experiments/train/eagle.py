@@ -75,7 +75,7 @@ def unrolled(
         embedded = drafter.embed(moved(tokens, step))
         residual, x = module.enter(embedded, features)
         rotation = Rotation.at(positions + step, config.layer)
-        queries, new = module.attention.project(x, rotation)
+        queries, new = module.attention.project(x, rotation=rotation)
         seen.append(new)
         keys = KV(
             jnp.concatenate([kv.keys for kv in seen], axis=3),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from specjax.drafters.exits import chosen
+from specjax.drafters.views import chosen
 from specjax.support.ranges import number
 
 Loss = Callable[[nnx.GraphDef, nnx.State], tuple[Array, Array]]  # sum over tokens, their number

@@ -26,9 +26,9 @@ from experiments.train import divergences, train_drafter
 from experiments.train.divergences import Divergence
 from experiments.train.train_drafter import Losses, Trainer, read
 from specjax.drafters.eagle import head_rows
-from specjax.drafters.exits import decoder_of, places
 from specjax.drafters.medusa import Block, Head, Medusa, width_of
-from specjax.models.checkpoint import Checkpoint
+from specjax.drafters.views import places
+from specjax.models.checkpoint import Checkpoint, decoder_of
 from specjax.models.language_model import LanguageModel
 from specjax.pytrees import pytree
 from specjax.support.ranges import number, whole

@@ -1,6 +1,6 @@
 """The state of a training run on a mesh: where it lies, and how files and optimizers see it.
 
-Parameters lie as in decoding: `sharding.TABLES` cuts them over the model axis, and each device of
+Parameters lie as in decoding: `sharding.CUTS` cuts them over the model axis, and each device of
 the data axis has a copy. The rows of a batch lie over the data axis. One device is a mesh of one.
 
 Files and the optimizer see the matrices of a checkpoint, `Layout.apart`. A fused projection on a
@@ -20,19 +20,19 @@ from flax import nnx
 from jax import Array
 from jax.sharding import NamedSharding
 
-from specjax.models import sharding
+from specjax.models import meshes, sharding
 from specjax.models.layers import Fused, arrange
 from specjax.models.sharding import DATA, MODEL, Placement
 
 
 def placement_for(shape: Any, mesh: str) -> Placement:
     """The placement of a model of this shape on "data=4,model=2"; "": on one device."""
-    return sharding.fit(shape, Placement(sharding.mesh_of(mesh or f"{DATA}=1")))[1]
+    return sharding.fit(shape, Placement(meshes.mesh_of(mesh or f"{DATA}=1")))[1]
 
 
 def sizes_of(mesh: str) -> tuple[int, int]:
-    """The devices of the data axis and of the model axis; ValueError as `sharding.sizes_of`."""
-    sizes = sharding.sizes_of(mesh) if mesh else {}
+    """The devices of the data axis and of the model axis; ValueError as `meshes.sizes_of`."""
+    sizes = meshes.sizes_of(mesh) if mesh else {}
     return sizes.get(DATA, 1), sizes.get(MODEL, 1)
 
 
@@ -43,7 +43,7 @@ def check(shape: Any, mesh: str) -> None:
     be kept alike.
     """
     _, ways = sizes_of(mesh)
-    names = dict.fromkeys(sharding.SIZES.get(sharding.family_of(shape) or "", ()))
+    names = dict.fromkeys(sharding.sizes_to_split(shape))
     stacks = {"": shape, "encoder.": getattr(shape, "encoder", None)}  # a T5Gemma has two
     sizes = {
         f"{place}{name}": getattr(stack, name)

@@ -18,7 +18,8 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Key
 
-from specjax.models.attention import KV
+from specjax.models.attention import KV, CausalBias
+from specjax.models.blocks import Scope
 from specjax.models.t5 import T5
 from specjax.support.ranges import number
 
@@ -109,71 +110,51 @@ class _Layer:
     def __init__(self, layer: Any, key: Key[Array, ""], mode: Mode):
         self.split, self.key, self.mode = nnx.split(layer), key, mode
 
-    @property
-    def cross(self) -> "_Layer":
-        """Its `project` is put off to the call."""
-        return self
-
-    def project(self, states: Array) -> _Encoded:
+    def source(self, states: Array) -> _Encoded:
+        """The output itself: its projection is put off to the call."""
         return _Encoded(states)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, x: Array, scope: Scope, cache: None = None) -> tuple[Array, KV]:
         graphdef, params = self.split
 
-        def run(params: nnx.State, key: Key[Array, ""], *args: Any) -> Any:
+        def run(params: nnx.State, key: Key[Array, ""], x: Array, scope: Scope) -> Any:
             layer = nnx.merge(graphdef, params)
-            ready = [layer.cross.project(x.states) if isinstance(x, _Encoded) else x for x in args]
+            if scope.source is not None:
+                encoded, bias = scope.source
+                scope = scope._replace(source=(layer.source(encoded.states), bias))
             if self.mode.dropout:
                 _with_dropout(layer, Drop(key, self.mode.dropout))
-            return layer(*ready)
+            return layer(x, scope, cache)
 
-        return (jax.checkpoint(run) if self.mode.remat else run)(params, self.key, *args)
+        return (jax.checkpoint(run) if self.mode.remat else run)(params, self.key, x, scope)
 
 
 def _with_dropout(layer: Any, drop: Drop) -> None:
     """Put dropout into a layer's sublayers, in place."""
     inner = layer.feed_forward
     vars(inner)["output"] = _Dropped(inner.output, before=drop, after=drop)
-    parts: dict[str, Any] = {"attention": _SelfAttention(layer.attention, drop)}
-    if hasattr(layer, "cross"):
-        parts["cross"] = _CrossAttention(layer.cross, drop)
-    vars(layer).update(parts)
+    vars(layer)["attention"] = _Attention(layer.attention, drop)
+    if layer.cross is not None:
+        vars(layer)["cross"] = _Attention(layer.cross, drop)
 
 
 @dataclasses.dataclass
-class _SelfAttention:
-    """`t5.SelfAttention` with dropout."""
+class _Attention:
+    """`blocks.Attention` with dropout; the tokens are the whole text, and there is no cache."""
 
     inner: Any
     drop: Drop
 
-    def __call__(self, x: Array, bias: Array) -> Array:
-        return self._read(x, bias)[0]
-
-    def cached(self, x: Array, start, bias, cache: None, packing: None) -> tuple[Array, KV]:
-        """As in training: the tokens are the whole text, and there is no cache."""
-        del start, cache, packing
-        return self._read(x, bias.within)
-
-    def _read(self, x: Array, bias: Array) -> tuple[Array, KV]:
-        queries, keys, values = self.inner._project(x)
-        kv = KV.of(keys, values)
+    def __call__(self, x: Array, scope: Scope, cache: None) -> tuple[Array, KV]:
+        queries, kv = self.inner.project(x)
+        bias = scope.bias.within if isinstance(scope.bias, CausalBias) else scope.bias
         return self.drop(self.inner.output(_attend(queries, kv, bias, self.drop))), kv
 
-
-@dataclasses.dataclass
-class _CrossAttention:
-    """`t5.CrossAttention` with dropout."""
-
-    inner: Any
-    drop: Drop
-
-    def __call__(self, x: Array, kv: KV, bias: Array, packing: None) -> Array:
-        del packing
+    def read(self, x: Array, source: tuple[KV, Array], call: Any) -> Array:
         rows, count, _ = x.shape
         heads = self.inner.heads
         queries = jnp.moveaxis(self.inner.query(x).reshape(rows, count, heads, -1), 1, 2)
-        return self.drop(self.inner.output(_attend(queries, kv, bias, self.drop)))
+        return self.drop(self.inner.output(_attend(queries, *source, self.drop)))
 
 
 def _attend(queries: Array, kv: KV, bias: Array, drop: Drop) -> Array:

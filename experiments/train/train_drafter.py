@@ -44,9 +44,9 @@ from specjax.types import Model
 
 TRAINERS = {
     "eagle": "experiments.train.eagle:EagleTrainer",
-    "kangaroo": "experiments.train.kangaroo:KangarooTrainer",
+    "kangaroo": "experiments.train.views:KangarooTrainer",
     "medusa": "experiments.train.medusa:MedusaTrainer",
-    "shallow": "experiments.train.kangaroo:ShallowTrainer",
+    "shallow": "experiments.train.views:ShallowTrainer",
 }
 
 

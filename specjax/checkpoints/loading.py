@@ -28,7 +28,7 @@ from specjax.checkpoints.formats.gguf_files import is_gguf
 from specjax.checkpoints.precision import fastest
 from specjax.checkpoints.tensors import Tensor, float_dtype
 from specjax.checkpoints.weights import find_tensors
-from specjax.models import int8, sharding
+from specjax.models import int8, meshes, sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.models.memory import check_fits, dtype_of, gigabytes, nbytes
@@ -222,7 +222,7 @@ def _placement(
         return None
     if device is not None:
         raise ValueError(f"device={device!r} and mesh={mesh!r}: give one of them.")
-    return Placement(sharding.mesh_of(mesh), replicate)
+    return Placement(meshes.mesh_of(mesh), replicate)
 
 
 def _check_narrow(**options: str | None) -> None:

@@ -66,7 +66,7 @@ from specjax.cli.lines import Lines
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import formats
-from specjax.models import sharding
+from specjax.models import meshes
 from specjax.settings import Settings
 from specjax.support import command_line, compilation_cache, files, processes, runs
 from specjax.support.processes import Group
@@ -131,7 +131,7 @@ def spans(group: Group, config) -> bool:
     """
     if group.count == 1 or not config.mesh:
         return False
-    found = sharding.size_of(config.mesh) > jax.local_device_count()
+    found = meshes.size_of(config.mesh) > jax.local_device_count()
     if found and not group.joined:
         raise ValueError(
             f"mesh={config.mesh} takes devices of several processes: give --coordinator=HOST:PORT "

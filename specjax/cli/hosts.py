@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from absl import flags
 
-from specjax.models import sharding
+from specjax.models import meshes
 from specjax.support import processes, runs
 from specjax.support.processes import Group
 
@@ -41,7 +41,7 @@ def on_one_mesh(args, config, why: str) -> Iterator[Group]:
         devices of several processes, or processes that have another config.
     """
     mesh = config.get("mesh", "")
-    size = sharding.size_of(mesh)
+    size = meshes.size_of(mesh)
     if args.processes > 1 and not args.coordinator:
         raise ValueError(
             f"--processes={args.processes} without --coordinator: {why}. Give "
@@ -56,5 +56,5 @@ def on_one_mesh(args, config, why: str) -> Iterator[Group]:
                 )
             processes.check_alike(runs.settings(config))
         if mesh:
-            sharding.mesh_of(mesh)
+            meshes.mesh_of(mesh)
         yield group

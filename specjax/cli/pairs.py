@@ -15,7 +15,7 @@ from specjax.decoding.methods import MAX_GAMMA
 from specjax.drafters.base import Drafter
 from specjax.drafters.loading import NAMES as DRAFTERS
 from specjax.loop import Method
-from specjax.models import sharding
+from specjax.models import meshes, sharding
 from specjax.models.memory import check_fits
 from specjax.settings import Settings
 from specjax.support import command_line, named
@@ -44,7 +44,7 @@ def check(config) -> None:
     if config.rounds_file and not is_chain(config):
         raise ValueError(f"rounds_file is for chains, and tree={config.tree!r} is none.")
     if config.mesh:
-        sharding.mesh_of(config.mesh)
+        meshes.mesh_of(config.mesh)
     # A misspelt name fails here, before models are loaded.
     unknown = drafters.maker(config.draft) is None and not os.path.exists(config.draft)
     if unknown and (near := named.meant(config.draft, DRAFTERS)):

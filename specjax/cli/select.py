@@ -31,7 +31,7 @@ from specjax.cli.inputs import HELP, load_examples, read_texts
 from specjax.defaults import MINUTES
 from specjax.measure import doubts, report, timing
 from specjax.measure.provenance import Results, dtype_of
-from specjax.models import sharding
+from specjax.models import meshes
 from specjax.models.memory import gigabytes, memory_free
 from specjax.support import command_line, named, runs
 from specjax.support.named import short
@@ -46,7 +46,7 @@ def main(_) -> None:
     defaults.precision(config)
     defaults.sampling(config)
     if config.mesh:
-        sharding.mesh_of(config.mesh)
+        meshes.mesh_of(config.mesh)
     if not config.target:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
     check_numbers(config.gammas, config.nodes, config.timed_inputs, config.repeats)

@@ -36,10 +36,11 @@ from specjax.types import Inputs, Model
 
 KINDS = {
     "eagle": "specjax.drafters.eagle:Eagle",
-    "kangaroo": "specjax.drafters.kangaroo:Kangaroo",
     "medusa": "specjax.drafters.medusa:Medusa",
-    "shallow": "specjax.drafters.shallow:Shallow",
+    "view": "specjax.drafters.views:View",
 }
+# Kinds of files of 0.2.
+OLD_KINDS = dict.fromkeys(("kangaroo", "shallow"), KINDS["view"])
 CONFIG = "config.json"
 POINTS = 3  # numbers of each parameter in a fingerprint
 # bfloat16 keeps 8 bits, and numbers below 6e-5 lose bits in float16.
@@ -118,7 +119,8 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
     if DRAFTER in raw:
         check(place, raw.get("target"), target)
         kind, settings = raw[DRAFTER], raw.get("settings")
-        if not isinstance(kind, str) or kind not in KINDS or not isinstance(settings, dict):
+        known = isinstance(kind, str) and kind in (KINDS | OLD_KINDS)
+        if not known or not isinstance(settings, dict):
             raise ValueError(
                 f"{place / CONFIG}: {DRAFTER}={kind!r} is no kind of drafter that is loaded here; "
                 f"those are {', '.join(KINDS)}."
@@ -133,7 +135,7 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
         array = np.empty(tensor.shape, tensor.dtype if tensor.dtype.kind in "iu" else wide)
         read_into(tensor, array)
         tensors[new] = array
-    maker: Any = named.find("drafter", KINDS, kind)
+    maker: Any = named.find("drafter", KINDS | OLD_KINDS, kind)
     try:
         return maker.from_tensors(settings, tensors, target)
     except KeyError as error:

@@ -16,7 +16,7 @@ from specjax import sampling as smp
 from specjax.drafters import sharing
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling
-from specjax.types import Cache, Context, Encoding, Inputs, Model
+from specjax.types import Cache, Context, Inputs, Model
 
 PIECE = 512  # tokens of a prompt that are read at once
 
@@ -133,10 +133,11 @@ class ByModel(Drafter):
         """Whether the model reads its target's encoding (`sharing.shares`)."""
         return self.shared is not None
 
-    def start(self, inputs, buffer_len, encoding=None):
-        if encoding is not None and self.shared is not None:
-            encoding = sharing.for_layers(encoding, self.shared)
-        context, cache = started(self.model, inputs, buffer_len, encoding)
+    def start(self, inputs, buffer_len):
+        if inputs.encoding is not None and self.shared is not None:
+            encoding = sharing.for_layers(inputs.encoding, self.shared)
+            inputs = inputs._replace(encoding=encoding)
+        context, cache = started(self.model, inputs, buffer_len)
         return context, Fed(cache, inputs.prompt_len - 1)
 
     def observe(self, tokens, start, hidden, count, context, state):
@@ -211,19 +212,15 @@ def prefill(
     return jnp.concatenate([whole, pieces[-1, :, PIECE - rest :]], axis=1), cache
 
 
-def started(
-    model: Any, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
-) -> tuple[Context, Cache]:
+def started(model: Any, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
     """Context and cache after the prompt, except its last token.
 
-    Args:
-      encoding: the target's, for the layers of this model; None: it encodes the source itself.
+    With `Inputs.encoding` the context has places for parts of the target's (`sharing.joined`).
     """
-    if encoding is None:
-        context, cache = model.start(inputs, buffer_len)
-        return context, prefill(model, inputs, context, cache)[1]
-    context, cache = model.start(inputs, buffer_len, encoding)
-    whole = sharing.joined(context, encoding.context)
+    context, cache = model.start(inputs, buffer_len)
+    whole = context
+    if inputs.encoding is not None:
+        whole = sharing.joined(context, inputs.encoding.context)
     return context, prefill(model, inputs, whole, cache)[1]
 
 

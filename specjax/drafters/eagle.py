@@ -42,149 +42,25 @@ from specjax import checkpoints, devices
 from specjax.checkpoints import llama as names_of
 from specjax.checkpoints.tensors import Held
 from specjax.drafters.base import Drafter, block_at, catch_up
+from specjax.drafters.eagle_network import (
+    EagleConfig,
+    Network,
+    Source,
+    settings_of,
+    tensor_names,
+)
 from specjax.models import int8
-from specjax.models.attention import KV, MASKED, CausalBias, causal_bias, empty, write
-from specjax.models.checkpoint import Checkpoint
+from specjax.models.attention import KV, empty
+from specjax.models.checkpoint import Checkpoint, decoder_of
 from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import Linear, RMSNorm, arrange, narrow_weights, project
-from specjax.models.llama import (
-    INITIAL_STD,
-    FeedForward,
-    LlamaConfig,
-    Rotation,
-    SelfAttention,
-)
-from specjax.models.t5 import CrossAttention, T5Config
-from specjax.models.tapped import Tapped, decoder_of
+from specjax.models.layers import arrange, narrow_weights
+from specjax.models.llama import LlamaConfig
+from specjax.models.t5 import T5Config
 from specjax.pytrees import pytree
 from specjax.types import Encoding, Inputs, Model
 
 TABLE = "embed_tokens.weight"  # in the files of a head with its own embedding
-
-
-@dataclasses.dataclass(frozen=True)
-class EagleConfig:
-    """The architecture of an EAGLE: EAGLE-1 without taps, EAGLE-3 with them."""
-
-    layer: LlamaConfig
-    """Sizes of the one layer, which is as wide as the target."""
-    taps: tuple[int, ...] = ()
-    """Numbers of the target's layers after which EAGLE-3 takes a state: three."""
-    rows: int = 0
-    """Number of rows of EAGLE-3's own head, one for each frequent id."""
-    fuse_bias: bool = False
-    """Whether the projection of pairs or taps has a bias."""
-    residual_normed: bool = False
-    """EAGLE-3: whether the residual stream begins after the feature's norm."""
-    first_learned: bool = True
-    """Whether f_{−1} is a learned feature. If not, no other slot sees slot 0, and a round that
-    must begin there uses zeros."""
-    cross: bool = False
-    """Whether the layer reads the encoder's output."""
-
-
-class Source(NamedTuple):
-    """Keys, values and mask of the encoder's output for the layer."""
-
-    kv: KV  # of S slots
-    bias: Array  # (B, 1, 1, S)
-
-
-class Network(nnx.Module):
-    """The parameters of an EAGLE: a Llama layer without a first norm, or with one for each half."""
-
-    def __init__(
-        self,
-        config: EagleConfig,
-        encoder: tuple[T5Config, int] | None,
-        *,
-        rngs: nnx.Rngs,
-        dtype=jnp.float32,
-    ):
-        """Build the layer; `encoder`: heads for the encoder's output, and its width."""
-        layer, width, taps = config.layer, config.layer.hidden_size, len(config.taps)
-
-        def norm() -> RMSNorm:
-            return RMSNorm(width, layer.rms_norm_eps, dtype=dtype)
-
-        options: dict[str, Any] = {"rngs": rngs, "dtype": dtype}
-        inputs = (taps or 2) * width
-        self.config = config
-        self.fuse = Linear(inputs, width, inputs**-0.5, bias=config.fuse_bias, **options)
-        self.attention = SelfAttention(layer, inputs=2 * width if taps else width, **options)
-        self.feed_forward_norm = norm()
-        self.feed_forward = FeedForward(layer, **options)
-        if encoder is not None:
-            sizes, source = encoder
-            self.cross_norm, self.cross = norm(), CrossAttention(sizes, source=source, **options)
-        if taps:
-            self.embedding_norm, self.feature_norm, self.norm = norm(), norm(), norm()
-            self.head = Linear(width, config.rows, INITIAL_STD, **options)
-        if config.first_learned:
-            self.first = nnx.Param(jnp.zeros((width,), dtype))
-
-    def feature(self, hidden: Array) -> Array:
-        """Map the target's states (..., F) to a pair's feature (..., E)."""
-        if not self.config.taps:
-            return hidden
-        return self.fuse(hidden[..., self.config.layer.hidden_size :])
-
-    def __call__(
-        self,
-        embedded: Array,
-        feature: Array,
-        start: Array,
-        cache: KV | None,
-        source: Source | tuple[()],
-    ) -> tuple[Array, KV]:
-        """Run K pairs of each row, 2 × (B, K, E), in slots start … start+K−1 → h, and the cache."""
-        count = embedded.shape[1]
-        slots = count if cache is None else cache.values.shape[2]
-        rotation = Rotation.at(start[:, None] + jnp.arange(count)[None, :], self.config.layer)
-        residual, x = self.enter(embedded, feature)
-        bias = self.bias(start, count, slots)
-        attended, cache = self.attention(x, start, bias, rotation, cache)
-        return self.leave(residual + attended, source), cache
-
-    def remember(self, embedded: Array, feature: Array, start: Array, cache: KV) -> KV:
-        """Write to the cache as `__call__` does, without computing h."""
-        _, x = self.enter(embedded, feature)
-        positions = start[:, None] + jnp.arange(x.shape[1])[None, :]
-        _, new = self.attention.project(x, Rotation.at(positions, self.config.layer))
-        return write(cache, new, start)
-
-    def enter(self, embedded: Array, feature: Array) -> tuple[Array, Array]:
-        """Map pairs to the residual stream and the input of attention."""
-        if not self.config.taps:
-            fused = self.fuse(jnp.concatenate([embedded, feature], axis=-1))
-            return fused, fused
-        normed = self.feature_norm(feature)
-        x = jnp.concatenate([self.embedding_norm(embedded), normed], axis=-1)
-        return (normed if self.config.residual_normed else feature), x
-
-    def leave(self, x: Array, source: Source | tuple[()]) -> Array:
-        """Map the residual stream after self-attention to h."""
-        if source:
-            x = x + self.cross(self.cross_norm(x), source.kv, source.bias)
-        return x + self.feed_forward(self.feed_forward_norm(x))
-
-    def bias(self, start: Array, count: int, slots: int) -> CausalBias:
-        """A causal bias; without a first feature, slot 0 is seen by itself alone."""
-        bias = causal_bias(start, count, slots)
-        if not self.config.first_learned:
-            query, key = jnp.arange(count)[:, None], jnp.arange(count)[None, :]
-            first = (start[:, None, None] + key[None] == 0) & (key != query)[None]
-            bias = bias._replace(
-                before=bias.before.at[..., 0].set(MASKED),
-                within=jnp.where(first[:, None], MASKED, bias.within),
-            )
-        return bias
-
-    def few(self, hidden: Array) -> Array:
-        """Apply EAGLE-3's own head: (..., E) → (..., rows), in at least float32."""
-        wide = np.promote_types(hidden.dtype, jnp.float32)
-        return project(self.norm(hidden), self.head.weight[...], self.head.input_first, wide)
 
 
 class EagleState(NamedTuple):
@@ -233,19 +109,16 @@ class Eagle(Drafter):
 
     def sees(self, target: Model) -> Model:
         decoder_of(target, "EAGLE")
-        return Tapped(target, self.config.taps) if self.config.taps else target  # type: ignore[arg-type]
+        taps = self.config.taps
+        return dataclasses.replace(target, taps=taps) if taps else target  # type: ignore[type-var]
 
     @property
     def shares(self) -> bool:
         """Whether the layer reads the target's encoding (`sharing.shares`)."""
         return self.config.cross
 
-    def start(self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None):
-        """Make the state, and project the target's encoding if the layer reads the source.
-
-        Args:
-          encoding: None: the target's encoder runs.
-        """
+    def start(self, inputs: Inputs, buffer_len: int):
+        """Make the state, and project the target's encoding if the layer reads the source."""
         layer, module = self.config.layer, self.module
         batch = inputs.prompt.shape[0]
         heads, size = layer.num_key_value_heads, layer.head_dim
@@ -259,7 +132,7 @@ class Eagle(Drafter):
         # Fill slot 0 now: a prompt of two tokens has a pass of one position.
         cache = self.module.remember(self.embed(inputs.prompt[:, :1]), first[:, None], end, cache)
         state = EagleState(cache, end + 1, features, first)
-        return self.read(inputs.source, inputs.source_len, encoding), state
+        return self.read(*inputs[:2], inputs.encoding), state
 
     def read(
         self,
@@ -277,7 +150,7 @@ class Eagle(Drafter):
         if encoding is None:
             encoding = Encoding(*self.target.module().read(source, source_len))
         output = encoding.output.astype(self.dtype)
-        return Source(self.module.cross.project(output), encoding.bias)
+        return self.module.cross.source(output), encoding.bias
 
     def observe(self, tokens, start, hidden, count, context, state):
         """Keep the features. If there may have been drafts, compute the block's keys and values
@@ -410,13 +283,6 @@ def _is_the_targets(table: np.ndarray, drafter: Eagle, most: int = 1024) -> bool
     return bool(np.all(np.abs(ours - theirs) <= 0.01 * np.abs(ours).max(axis=1, keepdims=True)))
 
 
-def settings_of(config: EagleConfig) -> dict[str, Any]:
-    """The settings of a config, as JSON values."""
-    family = checkpoints.FAMILIES[config.layer.model_type]
-    layer = {"model_type": config.layer.model_type, **family.config_to_hub(config.layer)}
-    return {**dataclasses.asdict(config), "taps": list(config.taps), "layer": layer}
-
-
 def _of(target: Checkpoint, module: Network, ids: np.ndarray | None) -> Eagle:
     graphdef, params = nnx.split(module)
     config, row_of = module.config, None
@@ -476,34 +342,6 @@ def _cross_sizes(config: Any) -> tuple[T5Config, int]:
     heads, size = config.num_attention_heads, config.head_dim
     sizes = T5Config(d_model=config.hidden_size, num_heads=heads, d_kv=size)
     return sizes, config.encoder.hidden_size
-
-
-def tensor_names(config: EagleConfig) -> dict[tuple, dict[str, int]]:
-    """The published heads' names of the tensors of each parameter, by its path.
-
-    The cross-attention and the first feature, which those heads lack, keep their names here.
-    """
-    place = "midlayer" if config.taps else "layers.0"
-    found: dict[tuple, dict[str, int]] = {("fuse", "weight"): {"fc.weight": 1}}
-    if config.fuse_bias:
-        found["fuse", "bias"] = {"fc.bias": 1}
-    prefix = f"{names_of.PREFIX}layers.0"
-    names = checkpoints.FAMILIES[config.layer.model_type].tensor_names(config.layer)
-    for path, parts in names.items():
-        if path[:2] == ("layers", 0) and path[2] != "attention_norm":
-            found[path[2:]] = {place + name[len(prefix) :]: n for name, n in parts.items()}
-    if config.taps:
-        found["embedding_norm", "scale"] = {f"{place}.input_layernorm.weight": 1}
-        found["feature_norm", "scale"] = {f"{place}.hidden_norm.weight": 1}
-        found["norm", "scale"] = {"norm.weight": 1}
-        found["head", "weight"] = {"lm_head.weight": 1}
-    if config.cross:
-        found["cross_norm", "scale"] = {"cross_norm.weight": 1}
-        for part in ("query", "kv", "output"):
-            found["cross", part, "weight"] = {f"cross.{part}.weight": 1}
-    if config.first_learned:
-        found["first",] = {"first": 1}
-    return found
 
 
 # --- from scratch --------------------------------------------------------------------------------

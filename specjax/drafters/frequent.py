@@ -17,13 +17,12 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.drafters import loading, ngram
-from specjax.drafters.exits import decoder_of
-from specjax.models.checkpoint import Checkpoint
+from specjax.models.checkpoint import Checkpoint, decoder_of
 from specjax.models.language_model import LanguageModel
 from specjax.models.sharding import Placement
 from specjax.pytrees import pytree
 from specjax.support.ranges import listed, number, whole
-from specjax.types import Cache, Context, Encoding, Inputs
+from specjax.types import Cache, Context, Inputs
 
 
 @pytree
@@ -36,11 +35,9 @@ class FrequentHead:
     vocab_size: int = dataclasses.field(metadata={"static": True})
     scale: Float[Array, " N"] | None = None  # of the rows, if the head is in int8
 
-    def start(
-        self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
-    ) -> tuple[Context, Cache]:
+    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
         """Encode the source and make a cache; see `LanguageModel.start`."""
-        return self.model.start(inputs, buffer_len, encoding)
+        return self.model.start(inputs, buffer_len)
 
     def __call__(
         self, tokens: Int[Array, "B K"], start: Int[Array, " B"], context: Context, cache: Cache

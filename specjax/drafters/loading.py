@@ -28,7 +28,7 @@ NAMES = {
     "unigram": "specjax.drafters.ngram:unigram",
     "bigram": "specjax.drafters.ngram:bigram",
     "lookup": "specjax.drafters.ngram:PromptLookup",
-    "early_exit": "specjax.drafters.exits:early_exit",
+    "early_exit": "specjax.drafters.views:early_exit",
     "frequent": "specjax.drafters.frequent:by_counts",
     "first_ids": "specjax.drafters.frequent:by_order",
     "int8": "specjax.drafters.loading:in_int8",

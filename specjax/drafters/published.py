@@ -27,7 +27,7 @@ from specjax.checkpoints.config_json import check_fields, naming
 from specjax.checkpoints.tensors import Tensor
 from specjax.checkpoints.weights import find_tensors
 from specjax.drafters import eagle, medusa
-from specjax.models.tapped import decoder_of
+from specjax.models.checkpoint import decoder_of
 
 PLACES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}  # other names in speculators
 # Tensors that are not read: copies of the target's head and norm, and t2d, which d2t determines.

@@ -43,8 +43,9 @@ class Resized(Drafter):
         return carrying.carries(self.inner)
 
     def start(self, inputs, buffer_len):
-        known = self._read(inputs.source), self._read(inputs.prompt)
-        return self.inner.start(inputs._replace(source=known[0], prompt=known[1]), buffer_len)
+        source, prompt = self._read(inputs.source), self._read(inputs.prompt)
+        read = inputs._replace(source=source, prompt=prompt, encoding=None)
+        return self.inner.start(read, buffer_len)
 
     def sees(self, target):
         return observing.seen_by(self.inner, target)

@@ -41,11 +41,16 @@ def joined(own: Context, target: Context) -> Context:
 
 
 def shares(drafter: Any) -> bool:
-    """Whether a drafter's `start` takes as its last argument the target's `Encoding`, or None.
+    """Whether a drafter reads `Inputs.encoding`, the target's, if there is one.
 
     A class declares `shares = True`. The encoding's `bias` is a `FromTarget`.
     """
     return getattr(drafter, "shares", False)
+
+
+def inputs_for(drafter: Any, inputs: Inputs) -> Inputs:
+    """The inputs of a drafter: without the target's encoding unless it `shares` it."""
+    return inputs if shares(drafter) else inputs._replace(encoding=None)
 
 
 def started(
@@ -59,24 +64,12 @@ def started(
     Returns:
       the target's context and cache, and the drafter's context, to be `joined`, and state.
     """
-    encoding = None
-    if shares(drafter) and hasattr(target, "encoding"):
-        encoding = target.encoding(inputs)
-    if encoding is None:
-        context, cache = target.start(inputs, buffer_len)
-    else:
-        context, cache = target.start(inputs, buffer_len, encoding)
+    shared = shares(drafter) and hasattr(target, "encoding")
+    encoding = target.encoding(inputs) if shared else None
+    context, cache = target.start(inputs._replace(encoding=encoding), buffer_len)
+    if encoding is not None:
         encoding = Encoding(encoding.output, FromTarget(("cross_bias",)), context=context)
-    return context, cache, *start(drafter, inputs, buffer_len, encoding)
-
-
-def start(
-    drafter: Any, inputs: Inputs, buffer_len: int, encoding: Encoding | None
-) -> tuple[Context, Any]:
-    """Start a drafter, with the target's encoding if it `shares` it."""
-    if encoding is None or not shares(drafter):
-        return drafter.start(inputs, buffer_len)
-    return drafter.start(inputs, buffer_len, encoding)
+    return context, cache, *drafter.start(inputs._replace(encoding=encoding), buffer_len)
 
 
 def for_layers(encoding: Encoding, layers: Sequence[int | None]) -> Encoding:

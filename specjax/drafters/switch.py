@@ -76,9 +76,11 @@ class Switch(Drafter):
         """Whether some drafter reads the target's encoding (`sharing.shares`)."""
         return any(map(sharing.shares, self.drafters))
 
-    def start(self, inputs, buffer_len, encoding=None):
-        known = inputs, buffer_len, encoding
-        started = (sharing.start(drafter, *known) for drafter in self.drafters)
+    def start(self, inputs, buffer_len):
+        started = (
+            drafter.start(sharing.inputs_for(drafter, inputs), buffer_len)
+            for drafter in self.drafters
+        )
         contexts, states = zip(*started, strict=True)
         size = len(inputs.prompt_len), len(self.drafters)
         chosen, live = jnp.zeros(size[:1], jnp.int32), jnp.ones(size[:1], bool)

@@ -23,12 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling as smp
+from specjax import types
 from specjax.budgets import PassTimes
 from specjax.dice import dice_for
 from specjax.drafters.base import proposal
 from specjax.loop import Method, decode
 from specjax.measure import doubts
-from specjax.models.packing import Packing, unpack
 from specjax.policies import Costs, constant
 from specjax.sampling import Purpose
 from specjax.speculative import Contexts
@@ -291,10 +291,9 @@ def _packed(method, contexts, state, *, size):
     # As even as it goes; `rounds` makes it depend on the turn of the loop, as a budget does.
     first = jnp.arange(rows, dtype=jnp.int32) < size % rows
     count = jnp.minimum(size // rows + jnp.roll(first, state.rounds[0]).astype(jnp.int32), width)
-    packing = Packing.first(count, width, size)
-    read = block, state.length - 1, contexts.target, state.cache
-    hidden, cache = method.target(*read, packing=packing)
-    logprobs = unpack(smp.standardize(method.target.logits(hidden), method.sampling), packing)
+    call = types.Call(state.length - 1, packing=types.Packing.first(count, width, size))
+    hidden, cache = method.target(block, call, contexts.target, state.cache)
+    logprobs = call.unpack(smp.standardize(method.target.logits(hidden), method.sampling))
     return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
 
 
@@ -318,8 +317,8 @@ def _verify_tree(method, contexts, state):
     else:
         parent, depth = (jnp.asarray(x)[None] for x in (method.shape.parent, method.shape.depths))
     tree = layout(lineage(parent, depth, method.gamma_max), depth)
-    root = state.length - 1
-    hidden, cache = method.target(block, root, contexts.target, state.cache, layout=tree)
+    call = types.Call(state.length - 1, tree)
+    hidden, cache = method.target(block, call, contexts.target, state.cache)
     logprobs = smp.standardize(method.target.logits(hidden), method.sampling)
     return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
 

@@ -170,12 +170,6 @@ class CausalBias(NamedTuple):
     first: Array | int = 0  # () int32: a slot before which no query looks
 
 
-def chain(count: int) -> Layout:
-    """The layout of K tokens one after the other."""
-    depth = jnp.arange(count)[None, :]
-    return Layout(depth, depth[:, :, None] >= depth[:, None, :])
-
-
 def causal_bias(
     start: Array, count: int, slots: int, window: int = 0, layout: Layout | None = None
 ) -> CausalBias:
@@ -188,7 +182,7 @@ def causal_bias(
       window: the query at t sees only positions in (t − window, t]. 0: it sees all of them.
       layout: None: the K tokens are one after the other.
     """
-    depth, near = layout or chain(count)
+    depth, near = layout or Layout.chain(count)
     if window:
         near = near & (depth[:, :, None] - depth[:, None, :] < window)
     slot, row = jnp.arange(slots)[None, None, None, :], start[:, None, None, None]

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.models.decoder import Decoder
 from specjax.models.language_model import LanguageModel
 
 DEFAULT_MAX_SOURCE_LEN = 512  # what T5 was trained on; where no file says otherwise
@@ -44,6 +45,24 @@ class Checkpoint:
     def pad_id(self) -> int:
         """The id that fills a row beyond its end."""
         return self.config.pad_token_id
+
+
+def decoder_of(model: object, user: str) -> Decoder:
+    """The decoder module of a model or checkpoint of the T5, GPT-2 or Llama layout.
+
+    Raises:
+      ValueError: another model, whose layers `user` cannot reach.
+    """
+    name = getattr(model, "name", type(model).__name__)
+    inner = model.model if isinstance(model, Checkpoint) else model
+    module = inner.module() if isinstance(inner, LanguageModel) else None
+    if not isinstance(module, Decoder):
+        raise ValueError(
+            f"{name} has no layers and head that {user} can reach: it must be a T5, a GPT-2 or a "
+            "model of the Llama layout, as specjax.load gives it. Take another drafter, or this "
+            "one as it is."
+        )
+    return module
 
 
 def start_field(config: Any) -> str:

@@ -12,10 +12,15 @@ from jax import Array
 from specjax import devices
 from specjax.models import int8
 from specjax.models.attention import KV, compact, empty
+from specjax.models.blocks import Scope
 from specjax.models.layers import project
-from specjax.models.packing import Packing
 from specjax.models.products import kept
-from specjax.types import Inputs, Layout
+from specjax.types import Call, Encoding, Inputs
+
+
+def table(rows: int, width: int, std: float, *, rngs: nnx.Rngs, dtype: Any) -> nnx.Param:
+    """Make an embedding of random numbers."""
+    return nnx.Param(std * jax.random.normal(rngs.params(), (rows, width), dtype))
 
 
 def rows_of(
@@ -64,14 +69,18 @@ class DecoderOnly:
 class Decoder(nnx.Module):
     """The base of all families' decoders: ids in, logits out, and a cache.
 
-    A family sets `config`, `embedding` (V, E), `input_first` and, unless its embeddings are tied,
-    `head` (V, E), and defines `cache_shape`, `final_norm`, `keep` and `states`.
+    A family sets `config`, `embedding` (V, E), `input_first`, unless its embeddings are tied
+    `head` (V, E), its layers and the norm after them. It defines `cache_shape` and `scopes`.
     """
+
+    stack: ClassVar[str] = "layers"
+    """The name of the list of decoder layers."""
+    last: ClassVar[str] = "norm"
+    """The name of the norm between the last layer and the head."""
 
     config: Any
     embedding: nnx.Param
     head: nnx.Param
-    norm: Any
     input_first: bool  # of the head; see `arrange`
     embedding_scale: nnx.Param | None = None  # (V,) float32, of an embedding in int8
     head_scale: nnx.Param | None = None  # of a head of its own in int8
@@ -94,23 +103,30 @@ class Decoder(nnx.Module):
         found = self.turned_weight().dtype
         return found if jnp.issubdtype(found, jnp.floating) else self.dtype
 
+    @property
+    def final_norm(self) -> Any:
+        """The norm between the last layer and the head."""
+        return getattr(self, self.last)
+
     def cache_shape(self) -> tuple[int, int, int]:
         """Return the number of layers, the heads of each, and their size D."""
         raise NotImplementedError
 
     def keep(self, layers: Sequence[int]) -> None:
         """Leave out all layers but these, in place; an encoder keeps its own."""
-        raise NotImplementedError
+        kept_layers = nnx.List(getattr(self, self.stack)[i] for i in layers)
+        setattr(self, self.stack, kept_layers)
+        self.config = self.config.with_layers(layers)
 
-    def encode(self, source: Array, source_len: Array) -> Any:
+    def encode(self, source: Array, source_len: Array, encoding: Encoding | None = None) -> Any:
         """Compute the context, which is empty without an encoder."""
-        del source, source_len
+        del source, source_len, encoding
         return ()
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Any, tuple[KV, ...]]:
         """Encode, and make an empty cache of `buffer_len` slots."""
-        cache = self.empty_cache(inputs.prompt.shape[0], buffer_len)
-        return self.encode(inputs.source, inputs.source_len), cache
+        context = self.encode(inputs.source, inputs.source_len, inputs.encoding)
+        return context, self.empty_cache(inputs.prompt.shape[0], buffer_len)
 
     def empty_cache(self, batch: int, length: int) -> tuple[KV, ...]:
         """Make a cache of `length` slots for each row."""
@@ -118,30 +134,50 @@ class Decoder(nnx.Module):
         dtype = jnp.int8 if self.int8_cache else self.dtype
         return tuple(empty(batch, heads, length, size, dtype) for _ in range(layers))
 
-    def ready(self, tokens: Array, cache: tuple[KV, ...] | None) -> tuple[KV, ...] | None:
-        """The cache for a call of `states`. Without one it stays None, unless caches are in int8,
-        whose rounding is part of the model."""
-        if cache is None and self.int8_cache:
-            return self.empty_cache(*tokens.shape)
-        return cache
-
-    @property
-    def final_norm(self) -> Any:
-        """The norm between the last layer and the head."""
-        return self.norm
-
     def __call__(
-        self,
-        tokens: Array,
-        start: Array,
-        context: Any,
-        cache: tuple[KV, ...] | None,
-        layout: Layout | None = None,
-        packing: Packing | None = None,
+        self, tokens: Array, start: Array | Call, context: Any, cache: tuple[KV, ...] | None
     ) -> tuple[Array, tuple[KV, ...]]:
         """Run K tokens per row: (B, K, E) after the final norm, and the cache. See `states`."""
-        states, cache = self.states(tokens, start, context, cache, layout, packing)
+        states, cache = self.states(tokens, start, context, cache)
         return self.final_norm(states[-1]), cache
+
+    def states(
+        self, tokens: Array, start: Array | Call, context: Any, cache: tuple[KV, ...] | None
+    ) -> tuple[list[Array], tuple[KV, ...]]:
+        """Run K tokens per row at positions start[b] … start[b]+K−1.
+
+        Args:
+          tokens: (B, K) int32.
+          start: (B,) int32, ≥ 0; or a `Call` that begins there.
+          context: from `start`, or from `encode` where there is no cache.
+          cache: from `start` or the previous call. None: the tokens are the whole text and `start`
+            is 0, as in training.
+
+        Returns:
+          states: L + 1 of (B, K, E), or packed of (N, E): the input of the first layer, and the
+            output of each.
+          cache: with slots start … start+K−1 overwritten.
+        """
+        call, layers = Call.of(start), getattr(self, self.stack)
+        if cache is None and self.int8_cache:  # the rounding of int8 is part of the model
+            cache = self.empty_cache(*tokens.shape)
+        slots = tokens.shape[1] if cache is None else cache[0].values.shape[2]
+        scopes = self.scopes(call, tokens.shape[1], slots, context)
+        x = self.enter(tokens, call)
+        states, written = [x], []
+        for layer, scope, kv in zip(layers, scopes, cache or len(layers) * [None], strict=True):
+            x, kv = layer(x, scope, kv)
+            states.append(x)
+            written.append(kv)
+        return states, tuple(written)
+
+    def enter(self, tokens: Array, call: Call) -> Array:
+        """Map ids (B, K) to the input of the first layer, (B, K, E) or packed (N, E)."""
+        return self.embed(call.pack(tokens))
+
+    def scopes(self, call: Call, count: int, slots: int, context: Any) -> Sequence[Scope]:
+        """What the queries of each layer see, for K = `count` tokens and T = `slots`."""
+        raise NotImplementedError
 
     def compact(self, cache: tuple[KV, ...], start: Array, path: Array) -> tuple[KV, ...]:
         """Copy an accepted path's slots together; see `BranchingModel.compact`.
@@ -149,33 +185,6 @@ class Decoder(nnx.Module):
         Keys hold no position, or that of root and depth, so they are copied as they are.
         """
         return tuple(compact(kv, start, path) for kv in cache)
-
-    def states(
-        self,
-        tokens: Array,
-        start: Array,
-        context: Any,
-        cache: tuple[KV, ...] | None,
-        layout: Layout | None = None,
-        packing: Packing | None = None,
-    ) -> tuple[list[Array], tuple[KV, ...]]:
-        """Run K tokens per row at positions start[b] … start[b]+K−1.
-
-        Args:
-          tokens: (B, K) int32.
-          start: (B,) int32, ≥ 0.
-          context: from `start`, or from `encode` where there is no cache.
-          cache: from `start` or the previous call. None: the tokens are the whole text and `start`
-            is 0, as in training.
-          layout: of the tokens in a tree; None: one after the other.
-          packing: the positions that are computed; None: all.
-
-        Returns:
-          states: L + 1 of (B, K, E), or packed of (N, E): the input of the first layer, and the
-            output of each.
-          cache: with slots start … start+K−1 overwritten.
-        """
-        raise NotImplementedError
 
     def logits(self, hidden: Array) -> Array:
         """Logits of hidden states, (..., E) → (..., V), in at least float32 from the product on.

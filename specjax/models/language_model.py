@@ -4,16 +4,16 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from specjax import devices
 from specjax.models.decoder import Decoder
 from specjax.models.layers import arrange
-from specjax.models.packing import Packing
 from specjax.models.sharding import Placement
 from specjax.pytrees import pytree
-from specjax.types import Cache, Context, Encoding, Inputs, Layout
+from specjax.types import Cache, Context, Encoding, Inputs
 
 
 @pytree
@@ -33,6 +33,10 @@ class LanguageModel:
     """Number of ids that are tokens; further rows of the output layer are padding."""
     placement: Placement | None = dataclasses.field(default=None, metadata={"static": True})
     """The mesh of the parameters, and how it splits them; None: one device."""
+    taps: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+    """The number of layers, 0 … L, before each tap. With N taps a hidden state has (1 + N)·E
+    numbers: the final one, then the states as they leave these layers, before any norm. `logits`
+    reads the first E, so distributions are the same, bit for bit."""
 
     @classmethod
     def of(
@@ -79,32 +83,21 @@ class LanguageModel:
             return None
         return Encoding(*module.read(inputs.source, inputs.source_len))
 
-    def start(
-        self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
-    ) -> tuple[Context, Cache]:
-        """Encode inputs, and make an empty cache; see `Model.start`.
-
-        Args:
-          encoding: of the inputs, from a model with this encoder. None: the encoder runs.
-        """
-        given = () if encoding is None else (encoding,)  # a user's module may take none
-        started = self.module().start(inputs, buffer_len, *given)
+    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
+        """Encode inputs, unless they have an encoding, and make an empty cache."""
+        started = self.module().start(inputs, buffer_len)
         return started if self.placement is None else self.placement.begun(*started)
 
     def __call__(
-        self,
-        tokens: Int[Array, "B K"],
-        start: Int[Array, " #B"],
-        context: Context,
-        cache: Cache,
-        layout: Layout | None = None,
-        packing: Packing | None = None,
+        self, tokens: Int[Array, "B K"], start: Any, context: Context, cache: Cache
     ) -> tuple[Float[Array, "... E"], Cache]:
-        """Run K tokens per row; see `Model.__call__` and `PackingModel`."""
-        # A user's module may have no argument for trees or packed positions.
-        given = {"layout": layout, "packing": packing}
-        options = {name: value for name, value in given.items() if value is not None}
-        return self.module()(tokens, start, context, cache, **options)
+        """Run K tokens per row from `start` on, an array or a `Call`; see `Model.__call__`."""
+        module = self.module()
+        if not self.taps:
+            return module(tokens, start, context, cache)
+        states, cache = module.states(tokens, start, context, cache)
+        taps = (states[layer] for layer in self.taps)
+        return jnp.concatenate([module.final_norm(states[-1]), *taps], axis=-1), cache
 
     def compact(self, cache: Cache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Cache:
         """Copy an accepted path's slots together; see `BranchingModel.compact`."""
@@ -127,6 +120,8 @@ class LanguageModel:
 
     def logits(self, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
         """Logits of hidden states, without padding, which no rule and no filter may see."""
+        if self.taps:
+            hidden = hidden[..., : hidden.shape[-1] // (1 + len(self.taps))]
         logits = self.module().logits(hidden)
         if self.placement is not None:
             logits = self.placement.gathered(logits)

@@ -11,25 +11,16 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
 
-from specjax.models.attention import (
-    KV,
-    CausalBias,
-    attend_and_write,
-    capped,
-    causal_bias,
-    chain,
-    split_heads,
-)
-from specjax.models.decoder import Decoder, DecoderOnly
-from specjax.models.layers import Fused, Linear, RMSNorm
-from specjax.models.packing import Packing, pack, unpack
-from specjax.types import Layout
+from specjax.models.attention import capped, causal_bias
+from specjax.models.blocks import Attention, FeedForward, Heads, Layer, Scope
+from specjax.models.decoder import Decoder, DecoderOnly, table
+from specjax.models.layers import RMSNorm
+from specjax.types import Call
 
 C = TypeVar("C", bound="LlamaConfig")
 INITIAL_STD = 0.02
@@ -131,6 +122,11 @@ class LlamaConfig(DecoderOnly):
     local_rope: Rope | None = None  # of layers with a window; None: `rope`
 
     model_type: ClassVar[str] = "llama"
+    split_sizes: ClassVar[tuple[str, ...]] = (
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+    )
     options: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
     qkv_bias: ClassVar[bool] = False  # of queries, keys and values, whatever `attention_bias` says
     qk_norm: ClassVar[bool] = False  # of each head's queries and keys
@@ -177,6 +173,11 @@ class LlamaConfig(DecoderOnly):
     def query_scale(self) -> float:
         """The factor of queries."""
         return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
+
+    def with_layers(self: C, layers: Sequence[int]) -> C:
+        """The config of the model cut to these layers."""
+        full = tuple(i for i, layer in enumerate(layers) if layer in self.full_layers)
+        return dataclasses.replace(self, num_hidden_layers=len(layers), full_layers=full)
 
 
 class MistralConfig(LlamaConfig):
@@ -252,153 +253,57 @@ def norm_of(config: LlamaConfig, width: int, dtype: Any) -> RMSNorm:
     return RMSNorm(width, config.rms_norm_eps, offset=float(config.gemma), dtype=dtype)
 
 
-class SelfAttention(nnx.Module):
-    """Queries, keys and values from one fused projection; G query heads share one key head."""
-
-    def __init__(self, config: LlamaConfig, *, inputs: int = 0, rngs, dtype):
-        """Build the layer; `inputs`: the width of its input; 0: the model's."""
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        width, size = config.hidden_size, config.head_dim
-        self.qkv = Fused(
-            inputs or width,
-            (self.heads * size, self.kv_heads * size, self.kv_heads * size),
-            INITIAL_STD,
-            bias=config.qkv_bias or config.attention_bias,
-            rngs=rngs,
-            dtype=dtype,
-        )
-        bias, inner = config.attention_bias, self.heads * size
-        self.output = Linear(inner, width, INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
-
-        def norm() -> RMSNorm | None:
-            return norm_of(config, size, dtype) if config.qk_norm else None
-
-        self.query_norm, self.key_norm = norm(), norm()
-        self.query_scale, self.cap = config.query_scale, config.attn_logit_softcapping
-
-    def __call__(
-        self,
-        x: Array,
-        start: Array,
-        bias: CausalBias,
-        rotation: Rotation,
-        cache: KV | None,
-        packing: Packing | None = None,
-        source: tuple[KV, Array] | None = None,
-    ):
-        """Map (B, K, E) to (B, K, E) and the cache.
-
-        With a packing it maps (N, E) to (N, E). Queries also read the slots of a `source`.
-        """
-        queries, new = self.project(x, rotation, packing)
-        mixed, cache = attend_and_write(queries, new, cache, bias, start, self.cap, source)
-        return self.merge(mixed, packing), cache
-
-    def project(
-        self, x: Array, rotation: Rotation, packing: Packing | None = None
-    ) -> tuple[Array, KV]:
-        """Project (B, K, E) or packed (N, E) to queries (B, kv_heads, G·K, D), scaled, and keys
-        and values."""
-        heads = self.heads, self.kv_heads, self.kv_heads
-        parts = [unpack(part, packing) for part in self.qkv(x)]
-        queries, keys, values = map(split_heads, parts, heads)
-        if self.query_norm is not None and self.key_norm is not None:
-            queries, keys = self.query_norm(queries), self.key_norm(keys)
-        queries, keys = rotation(queries) * self.query_scale, rotation(keys)
-        return in_groups(queries, self.kv_heads), KV.of(keys, values)
-
-    def merge(self, mixed: Array, packing: Packing | None = None) -> Array:
-        """Merge the results of `project`'s queries: (B, G·K, kv_heads·D) → (B, K, E), or packed."""
-        return self.output(pack(join_groups(mixed, self.heads, self.kv_heads), packing))
+def heads_of(config: LlamaConfig, dtype: Any) -> Heads:
+    """The sizes and variants of the config's attention."""
+    return Heads(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.head_dim,
+        config.num_key_value_heads,
+        config.query_scale,
+        config.attn_logit_softcapping,
+        qkv_bias=config.qkv_bias or config.attention_bias,
+        bias=config.attention_bias,
+        norm=(lambda size: norm_of(config, size, dtype)) if config.qk_norm else None,
+    )
 
 
-def in_groups(queries: Array, kv_heads: int) -> Array:
-    """Stack the G heads of each group as G·K queries: (B, H, K, D) → (B, kv_heads, G·K, D).
-
-    No key is copied for them.
-    """
-    return queries.reshape(len(queries), kv_heads, -1, queries.shape[-1])
-
-
-def join_groups(mixed: Array, heads: int, kv_heads: int) -> Array:
-    """Undo `in_groups` in the result of attention: (B, G·K, kv_heads·D) → (B, K, heads·D)."""
-    batch, groups = len(mixed), heads // kv_heads
-    count, size = mixed.shape[1] // groups, mixed.shape[2] // kv_heads
-    apart = mixed.reshape(batch, groups, count, kv_heads, size)
-    return jnp.moveaxis(apart, 1, 3).reshape(batch, count, -1)
+def feed_forward_of(config: LlamaConfig, *, rngs: nnx.Rngs, dtype) -> FeedForward:
+    """Build a gated feed-forward layer: by SiLU, or in a Gemma by GELU as tanh approximates it."""
+    return FeedForward(
+        config.hidden_size,
+        config.intermediate_size,
+        "gelu_new" if config.gemma else "silu",
+        bias=config.mlp_bias,
+        rngs=rngs,
+        dtype=dtype,
+    )
 
 
-class FeedForward(nnx.Module):
-    """The feed-forward layer (f(x W₀) · x W₁) Wₒ, with W₀ and W₁ in one projection.
-
-    f is SiLU, or in a Gemma GELU as tanh approximates it.
-    """
-
-    def __init__(self, config: LlamaConfig, *, rngs, dtype):
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.input = Fused(width, 2 * (inner,), INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
-        self.output = Linear(inner, width, INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
-        self.gelu = config.gemma
-
-    def __call__(self, x: Array) -> Array:
-        gate, value = self.input(x)
-        gate = jax.nn.gelu(gate, approximate=True) if self.gelu else jax.nn.silu(gate)
-        return self.output(gate * value)
-
-
-class Layer(nnx.Module):
-    """A layer: x + attention(norm(x)), then x + feed_forward(norm(x)).
-
-    In a Gemma a norm also follows either sublayer.
-    """
-
-    def __init__(self, config: LlamaConfig, *, rngs, dtype):
-        def norm() -> RMSNorm:
-            return norm_of(config, config.hidden_size, dtype)
-
-        self.attention_norm = norm()
-        self.attention = SelfAttention(config, rngs=rngs, dtype=dtype)
-        self.feed_forward_norm = norm()
-        self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
-        self.gemma = config.gemma
-        if config.gemma:
-            self.attention_end, self.feed_forward_end = norm(), norm()
-
-    def __call__(self, x: Array, start: Array, bias, rotation, cache: KV | None, packing=None):
-        x, cache = self.attend(x, start, bias, rotation, cache, packing)
-        return self.feed(x), cache
-
-    def attend(self, x: Array, *args) -> tuple[Array, KV]:
-        """Run the first sublayer; further arguments as in `SelfAttention`."""
-        attended, cache = self.attention(self.attention_norm(x), *args)
-        return x + (self.attention_end(attended) if self.gemma else attended), cache
-
-    def feed(self, x: Array) -> Array:
-        """Run the second sublayer."""
-        mixed = self.feed_forward(self.feed_forward_norm(x))
-        return x + (self.feed_forward_end(mixed) if self.gemma else mixed)
-
-
-def with_layers(config: C, layers: Sequence[int]) -> C:
-    """The config of a model that keeps these layers alone."""
-    full = tuple(i for i, layer in enumerate(layers) if layer in config.full_layers)
-    return dataclasses.replace(config, num_hidden_layers=len(layers), full_layers=full)
-
-
-def causal_places(
-    config: LlamaConfig, start: Array, count: int, slots: int, layout: Layout | None
-) -> list[tuple[CausalBias, Rotation]]:
-    """The bias and the rotation of each layer, for K = `count` tokens from `start` on.
+def layer_of(config: LlamaConfig, *, source: int = 0, rngs: nnx.Rngs, dtype) -> Layer:
+    """Build a layer; in a Gemma a norm also follows each sublayer.
 
     Args:
-      start: (B,) int32.
-      slots: T.
-      layout: as in `causal_bias`.
+      source: the width of the output of an encoder that it reads by cross-attention, which has no
+        rotations; 0: none.
     """
-    at = start[:, None] + (layout or chain(count)).depth
+    heads, options = heads_of(config, dtype), {"rngs": rngs, "dtype": dtype}
+    return Layer(
+        Attention(heads, **options),
+        feed_forward_of(config, **options),
+        lambda: norm_of(config, config.hidden_size, dtype),
+        Attention(heads, source=source, **options) if source else None,
+        ends=config.gemma,
+    )
+
+
+def causal_scopes(config: LlamaConfig, call: Call, count: int, slots: int) -> list[Scope]:
+    """The scope of each layer, by its window; see `Decoder.scopes`."""
+    at = call.start[:, None] + call.tree(count).depth
     found = {
-        window: (
-            causal_bias(start, count, slots, window, layout),
+        window: Scope(
+            call,
+            causal_bias(call.start, count, slots, window, call.layout),
             Rotation.at(at, config, window),
         )
         for window in set(config.windows)
@@ -419,18 +324,13 @@ class Llama(Decoder):
     """Parameters of a Llama and the pure functions `encode`, `start`, `__call__` and `logits`."""
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
-        def table() -> nnx.Param:
-            shape = (config.vocab_size, config.hidden_size)
-            return nnx.Param(INITIAL_STD * jax.random.normal(rngs.params(), shape, dtype))
-
+        rows, width, options = config.vocab_size, config.hidden_size, {"rngs": rngs, "dtype": dtype}
         self.config = config
-        self.embedding = table()
-        self.layers = nnx.List(
-            Layer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_hidden_layers)
-        )
-        self.norm = norm_of(config, config.hidden_size, dtype)
+        self.embedding = table(rows, width, INITIAL_STD, **options)
+        self.layers = nnx.List(layer_of(config, **options) for _ in range(config.num_hidden_layers))
+        self.norm = norm_of(config, width, dtype)
         if not config.tie_word_embeddings:
-            self.head = table()
+            self.head = table(rows, width, INITIAL_STD, **options)
         self.input_first = False  # of the head; see `arrange`
 
     def cache_shape(self) -> tuple[int, int, int]:
@@ -438,33 +338,9 @@ class Llama(Decoder):
         config = self.config
         return config.num_hidden_layers, config.num_key_value_heads, config.head_dim
 
-    def keep(self, layers: Sequence[int]) -> None:
-        """Leave out all layers but these, in place; see `Decoder.keep`."""
-        self.layers = nnx.List(self.layers[i] for i in layers)
-        self.config = with_layers(self.config, layers)
-
-    def states(
-        self,
-        tokens: Array,
-        start: Array,
-        context: tuple[()],
-        cache: tuple[KV, ...] | None,
-        layout: Layout | None = None,
-        packing: Packing | None = None,
-    ) -> tuple[list[Array], tuple[KV, ...]]:
-        """Run K tokens per row; see `Decoder.states`."""
-        del context
-        cache, count = self.ready(tokens, cache), tokens.shape[1]
-        slots = count if cache is None else cache[0].values.shape[2]
-        x = self.embed(pack(tokens, packing))
-        states, written = [x], []
-        places = causal_places(self.config, start, count, slots, layout)
-        for i, (layer, (bias, rotation)) in enumerate(zip(self.layers, places, strict=True)):
-            own = None if cache is None else cache[i]
-            x, kv = layer(x, start, bias, rotation, own, packing)
-            states.append(x)
-            written.append(kv)
-        return states, tuple(written)
+    def scopes(self, call: Call, count: int, slots: int, context: tuple[()]) -> list[Scope]:
+        """See `Decoder.scopes`."""
+        return causal_scopes(self.config, call, count, slots)
 
     def embed(self, tokens: Array) -> Array:
         """Embed ids: (B, K) → (B, K, E)."""

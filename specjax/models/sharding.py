@@ -4,7 +4,7 @@ A mesh has an axis "data", which splits the rows of a batch, an axis "model", wh
 model, or both. Parameters carry their shardings; jax's compiler partitions the loops and places the
 collectives. Few collectives need this:
 
-- A matrix is split over its outputs, or over its inputs, as `TABLES` has it for each family. A
+- A matrix is split over its outputs, or over its inputs, as `CUTS` has it. A
   sublayer then needs one all-reduce. Heads stay whole.
 - A fused projection is split within each of its parts: `layers.Fused` has the rows of one device
   together, in as many `shards` as the axis has devices. Files are read in this `order`.
@@ -15,7 +15,6 @@ collectives. Few collectives need this:
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,16 +23,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from specjax import devices
 from specjax.models.attention import KV
 from specjax.models.decoder import Decoder
 from specjax.models.layers import Fused, Linear
+from specjax.models.meshes import DATA, MODEL
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nnx.Module)
-DATA, MODEL = "data", "model"
 ANY = PartitionSpec.UNCONSTRAINED
 OUT, IN = 0, 1  # axes of a weight as checkpoints have it, (out, in)
 
@@ -47,37 +46,14 @@ class Cut(NamedTuple):
     """OUT: each device has some outputs. IN: each has a part of the sum, which is all-reduced."""
 
 
-GPT = {
-    "attention.qkv": Cut("heads", OUT),
-    "attention.output": Cut("heads", IN),
-    "feed_forward.input": Cut("inner", OUT),
-    "feed_forward.output": Cut("inner", IN),
-    "embedding": Cut("vocabulary", OUT),
-    "head": Cut("vocabulary", OUT),
-}
-CROSS = {
-    "cross.query": Cut("heads", OUT),
-    "cross.kv": Cut("heads", OUT),
-    "cross.output": Cut("heads", IN),
-}
-TWO_EMBEDDINGS = {"encoder_embedding": Cut("vocabulary", OUT)}
 # By the last two names of a layer's path. All others are replicated: norms, positions, and a
 # drafter's layers beside its target.
-TABLES: Mapping[str, Mapping[str, Cut]] = {
-    "t5": GPT | CROSS,
-    "gpt2": GPT,
-    "llama": GPT,
-    "t5gemma": GPT | CROSS | TWO_EMBEDDINGS,
-}
-LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")  # types of its layout
-# The fields of a config that count heads, of which there may be fewer for keys and values, and the
-# columns of a feed-forward layer.
-SIZES = {
-    "t5": ("num_heads", "num_heads", "d_ff"),
-    "gpt2": ("n_head", "n_head", "n_inner"),
-    **dict.fromkeys(
-        ("llama", "t5gemma"), ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-    ),
+CUTS: Mapping[str, Cut] = {
+    **dict.fromkeys(("attention.qkv", "cross.query", "cross.kv"), Cut("heads", OUT)),
+    **dict.fromkeys(("attention.output", "cross.output"), Cut("heads", IN)),
+    "feed_forward.input": Cut("inner", OUT),
+    "feed_forward.output": Cut("inner", IN),
+    **dict.fromkeys(("embedding", "encoder_embedding", "head"), Cut("vocabulary", OUT)),
 }
 
 
@@ -152,90 +128,13 @@ class Placement:
 _constrain = jax.lax.with_sharding_constraint
 
 
-# --- meshes --------------------------------------------------------------------------------------
-
-
-def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
-    """Make a mesh from "data=2,model=4", or check one whose axes jax is to partition.
-
-    A text takes the first devices of the default platform. There may be more, but the mesh's size
-    must divide their number. Of several processes, each makes a mesh of its own devices; if the
-    mesh is larger than these, all make one together.
-
-    Raises:
-      ValueError: an axis of another name or twice, a size that is no whole number ≥ 1, or a mesh
-        that does not divide the devices.
-    """
-    if not isinstance(mesh, str):
-        if not isinstance(mesh, Mesh | AbstractMesh):
-            raise ValueError(f"mesh={mesh!r} must be a jax.sharding.Mesh, or 'data=2,model=4'.")
-        _check_names(mesh.axis_names, mesh.axis_names)
-        if isinstance(mesh, AbstractMesh):
-            return AbstractMesh(mesh.axis_sizes, mesh.axis_names)
-        return Mesh(mesh.devices, mesh.axis_names)
-    sizes, count = sizes_of(mesh), size_of(mesh)
-    own, every = jax.local_devices(), jax.devices()
-    found = own if count <= len(own) else every
-    if jax.process_count() > 1 and len(own) < count != len(every):
-        raise ValueError(
-            f"mesh={mesh!r} takes {count} devices. Of {jax.process_count()} processes each has "
-            f"{len(own)}, and all have {len(every)}: let it take as many as one has, or as all."
-        )
-    if count > len(found) or len(found) % count:
-        raise ValueError(
-            f"mesh={mesh!r} needs {count} devices, but platform {jax.default_backend()!r} has "
-            f"{len(found)}. Choose sizes whose product divides {len(found)}."
-        )
-    # The order suits the connections of a TPU. Auto: jax places what has no sharding.
-    options: dict[str, Any] = {"axis_types": (AxisType.Auto,) * len(sizes)}
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=found[:count], **options)
-
-
-def sizes_of(text: str) -> dict[str, int]:
-    """Read the axes of "data=2,model=4"; devices are not looked at.
-
-    Raises:
-      ValueError: as `mesh_of`, devices aside.
-    """
-    sizes = {}
-    for part in text.split(","):
-        name, _, size = (piece.strip() for piece in part.partition("="))
-        _check_names([name], text)
-        if name in sizes:
-            raise ValueError(f"mesh={text!r} names the axis {name!r} twice: name it once.")
-        if not size.isdecimal() or int(size) < 1:
-            raise ValueError(
-                f"mesh={text!r}: {name}={size!r} must be a whole number ≥ 1, of devices."
-            )
-        sizes[name] = int(size)
-    return sizes
-
-
-def size_of(text: str) -> int:
-    """The number of devices of "data=2,model=4"; "" is one. ValueError as `sizes_of`."""
-    return math.prod(sizes_of(text).values()) if text else 1
-
-
-def _check_names(names: Any, mesh: Any) -> None:
-    for name in names:
-        if name not in (DATA, MODEL):
-            raise ValueError(
-                f'mesh={mesh!r}: {name!r} is no axis that is known. Name "data" (rows of a batch), '
-                '"model" (parts of the model), or both: "data=2,model=4".'
-            )
-
-
 # --- models --------------------------------------------------------------------------------------
 
 
-def family_of(config: Any) -> str | None:
-    """The key of a model's table; None: it has none, and is replicated."""
-    kind = getattr(config, "model_type", None)
-    if kind in ("mt5", "umt5"):
-        return "t5"
-    if kind == "t5gemma2":
-        return "t5gemma"
-    return "llama" if kind in LLAMAS else kind
+def sizes_to_split(config: Any) -> tuple[str, ...]:
+    """The fields of a config that count heads, heads of keys and values, of which there may be
+    fewer, and the columns of a feed-forward layer; (): the model is replicated."""
+    return getattr(config, "split_sizes", ())
 
 
 def fit(config: T, placement: Placement) -> tuple[T, Placement]:
@@ -245,14 +144,14 @@ def fit(config: T, placement: Placement) -> tuple[T, Placement]:
     fewer than the devices are repeated. Each device then holds one, and the cache of all devices
     together grows as much.
     """
-    ways, family = placement.ways, family_of(config)
+    ways = placement.ways
     vocab: int = config.vocab_size  # type: ignore[attr-defined]
     placement = dataclasses.replace(placement, vocab_size=vocab)
     changes: dict[str, Any] = {"vocab_size": vocab + -vocab % ways}
     if encoder := getattr(config, "encoder", None):
         changes["encoder"] = dataclasses.replace(encoder, **changes)
-    if family in SIZES:
-        query, key, _ = SIZES[family]
+    if sizes := sizes_to_split(config):
+        query, key, _ = sizes
         heads, kv_heads = getattr(config, query), getattr(config, key)
         placement = dataclasses.replace(placement, kv_heads=kv_heads)
         if kv_heads < ways and ways % kv_heads == 0 and heads % ways == 0:
@@ -273,13 +172,12 @@ def split(module: M, placement: Placement) -> M:
 def _cut(module: Any, path: tuple, placement: Placement) -> Cut | None:
     """The cut of the layer, or of the embedding, at a path; None: it is whole."""
     config = getattr(module, "config", None)
-    family = family_of(config)
     if path[0] == "encoder":
         config = getattr(config, "encoder", config)  # a T5Gemma's stacks have sizes of their own
-    cut = TABLES.get(family or "", {}).get(".".join(map(str, path[-2:])))
-    if cut is None or placement.ways == 1:
+    cut, names = CUTS.get(".".join(map(str, path[-2:]))), sizes_to_split(config)
+    if cut is None or not names or placement.ways == 1:
         return None
-    _, heads, inner = SIZES[family]  # type: ignore[index]
+    _, heads, inner = names
     sizes = {
         "heads": getattr(config, heads),
         "inner": getattr(config, inner),
@@ -368,10 +266,10 @@ def restored(array: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
 def _repeats(module: Any, path: tuple, placement: Placement) -> list[int]:
     """The number of repeats of the heads of each part."""
     parts = len(module_at(module, path).parts)
-    family = family_of(getattr(module, "config", None))
-    if path[-1] not in ("qkv", "kv") or path[0] == "encoder" or family is None:
+    names = sizes_to_split(getattr(module, "config", None))
+    if path[-1] not in ("qkv", "kv") or path[0] == "encoder" or not names:
         return [1] * parts
-    often = getattr(module.config, SIZES[family][1]) // placement.kv_heads
+    often = getattr(module.config, names[1]) // placement.kv_heads
     return [1, often, often][-parts:]
 
 

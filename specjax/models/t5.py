@@ -9,7 +9,7 @@ al. 2022) have the layers of T5 1.1. In umT5 (Chung et al. 2023) each layer has 
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import jax
@@ -18,33 +18,19 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from specjax.models.attention import (
-    KV,
-    MASKED,
-    CausalBias,
-    attend,
-    attend_and_write,
-    chain,
-    slide,
-    split_heads,
-    whole_tiles,
-)
-from specjax.models.encoder_decoder import Context, EncoderDecoder, padding_bias
-from specjax.models.layers import Fused, Linear, RMSNorm
-from specjax.models.packing import Packing, pack, unpack
-from specjax.types import Encoding, Inputs, Layout, Params
+from specjax.models.attention import KV, MASKED, CausalBias, slide
+from specjax.models.blocks import ACTIVATIONS, Attention, FeedForward, Heads, Layer, Scope
+from specjax.models.decoder import table
+from specjax.models.encoder_decoder import Context, EncoderDecoder
+from specjax.models.layers import RMSNorm
+from specjax.types import WHOLE, Call, Inputs, Layout
 
-PLAIN = {
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
-}
+GATED = "gated-"
 # By `feed_forward_proj`. Its "gated-gelu" is the tanh approximation, as transformers reads it.
-ACTIVATIONS = {
-    **PLAIN,
-    **{f"gated-{name}": activation for name, activation in PLAIN.items()},
-    "gated-gelu": PLAIN["gelu_new"],
+PROJECTIONS = {
+    **{name: name for name in ACTIVATIONS},
+    **{GATED + name: name for name in ACTIVATIONS},
+    "gated-gelu": "gelu_new",
 }
 
 
@@ -74,13 +60,14 @@ class T5Config:
 
     is_encoder_decoder: ClassVar[bool] = True
     model_type: ClassVar[str] = "t5"
+    split_sizes: ClassVar[tuple[str, ...]] = ("num_heads", "num_heads", "d_ff")
     bias_in_each_layer: ClassVar[bool] = False
 
     def __post_init__(self):
-        if self.feed_forward_proj not in ACTIVATIONS:
+        if self.feed_forward_proj not in PROJECTIONS:
             raise ValueError(
                 f"feed_forward_proj={self.feed_forward_proj!r} is not supported; "
-                f"use one of {sorted(ACTIVATIONS)}."
+                f"use one of {sorted(PROJECTIONS)}."
             )
 
     @property
@@ -92,6 +79,10 @@ class T5Config:
     def max_positions(self) -> None:
         """None: positions are relative, so no text is too long."""
         return None
+
+    def with_layers(self, layers: Sequence[int]) -> "T5Config":
+        """The config of the model whose decoder is cut to these layers."""
+        return dataclasses.replace(self, num_decoder_layers=len(layers))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,117 +124,42 @@ def relative_buckets(
     return buckets + np.where(distance < exact, distance, far).astype(np.int32)
 
 
-class SelfAttention(nnx.Module):
-    """Queries, keys and values from one fused projection."""
-
-    def __init__(self, config: T5Config, *, rngs, dtype):
-        width, inner = config.d_model, config.num_heads * config.d_kv
-        self.qkv = Fused(width, 3 * (inner,), width**-0.5, rngs=rngs, dtype=dtype)
-        # T5 folds attention's 1/√D into the initial scale of the queries.
-        first = self.qkv.weight[...]
-        self.qkv.weight[...] = first.at[:inner].multiply(config.d_kv**-0.5)
-        self.output = Linear(inner, width, inner**-0.5, rngs=rngs, dtype=dtype)
-        self.heads = config.num_heads
-
-    def __call__(self, x: Array, bias: Array) -> Array:
-        """Map (B, K, E) to (B, K, E): the K tokens see one another where the bias allows it."""
-        queries, keys, values = self._project(x)
-        return self.output(attend(queries, KV.of(keys, values), bias))
-
-    def cached(
-        self,
-        x: Array,
-        start: Array,
-        bias: CausalBias,
-        cache: KV | None,
-        packing: Packing | None = None,
-    ):
-        """Map (B, K, E), or packed (N, E), to the same and the cache with keys and values."""
-        queries, keys, values = self._project(x, packing)
-        mixed, cache = attend_and_write(queries, KV.of(keys, values), cache, bias, start)
-        return self.output(pack(mixed, packing)), cache
-
-    def _project(self, x: Array, packing: Packing | None = None) -> list[Array]:
-        return [split_heads(unpack(part, packing), self.heads) for part in self.qkv(x)]
+def attention_of(config: T5Config, *, source: int = 0, rngs: nnx.Rngs, dtype) -> Attention:
+    """Build self-attention, or cross-attention to an encoder's output of this width."""
+    width, count, size = config.d_model, config.num_heads, config.d_kv
+    inner = count * size
+    stds = (source or width) ** -0.5, (width * size) ** -0.5, inner**-0.5
+    heads = Heads(width, count, size, count, std=stds[0], query_std=stds[1], output_std=stds[2])
+    found = Attention(heads, source=source, rngs=rngs, dtype=dtype)
+    if not source:  # T5 folds attention's 1/√D into the initial scale of the queries
+        drawn = found.qkv.weight[...]
+        found.qkv.weight[...] = drawn.at[:inner].multiply(size**-0.5)
+    return found
 
 
-class CrossAttention(nnx.Module):
-    """Queries from the decoder; keys and values from the encoder, made once per input."""
+def layer_of(config: T5Config, *, decodes: bool, rngs: nnx.Rngs, dtype) -> Layer:
+    """Build a layer of the encoder, or of the decoder with cross-attention."""
+    width, options = config.d_model, {"rngs": rngs, "dtype": dtype}
+    own = config.bias_in_each_layer
+    bias = RelativeBias(config, bidirectional=not decodes, **options) if own else None
+    attention = attention_of(config, **options)
+    cross = attention_of(config, source=width, **options) if decodes else None
+    feed_forward = FeedForward(
+        width,
+        config.d_ff,
+        PROJECTIONS[config.feed_forward_proj],
+        parts=1 + config.feed_forward_proj.startswith(GATED),
+        stds=(width**-0.5, config.d_ff**-0.5),
+        **options,
+    )
 
-    def __init__(self, config: T5Config, *, source: int = 0, rngs, dtype):
-        """Build the layer; `source`: the width of the encoder's output; 0: the decoder's."""
-        width, inner = config.d_model, config.num_heads * config.d_kv
-        source = source or width
-        query_std = (width * config.d_kv) ** -0.5
-        self.query = Linear(width, inner, query_std, rngs=rngs, dtype=dtype)
-        self.kv = Fused(source, 2 * (inner,), source**-0.5, rngs=rngs, dtype=dtype)
-        self.output = Linear(inner, width, inner**-0.5, rngs=rngs, dtype=dtype)
-        self.heads = config.num_heads
+    def norm() -> RMSNorm:
+        return RMSNorm(width, config.layer_norm_epsilon, dtype=dtype)
 
-    def project(self, encoded: Array) -> KV:
-        """Project (B, S, E) to keys and values of S slots, in whole tiles."""
-        parts = (split_heads(part, self.heads) for part in self.kv(encoded))
-        return KV.of(*parts).by_slots(whole_tiles)
-
-    def __call__(self, x: Array, kv: KV, bias: Array, packing: Packing | None = None) -> Array:
-        """Map (B, K, E) to (B, K, E), or packed (N, E) to (N, E)."""
-        queries = split_heads(unpack(self.query(x), packing), self.heads)
-        return self.output(pack(attend(queries, kv, bias), packing))
-
-
-class FeedForward(nnx.Module):
-    """The feed-forward layer relu(x Wᵢ) Wₒ, or (gelu(x W₀) · x W₁) Wₒ with W₀ and W₁ fused."""
-
-    def __init__(self, config: T5Config, *, rngs, dtype):
-        self.gated = config.feed_forward_proj.startswith("gated-")
-        self.activation = config.feed_forward_proj
-        parts = (config.d_ff,) * (2 if self.gated else 1)
-        self.input = Fused(config.d_model, parts, config.d_model**-0.5, rngs=rngs, dtype=dtype)
-        self.output = Linear(config.d_ff, config.d_model, config.d_ff**-0.5, rngs=rngs, dtype=dtype)
-
-    def __call__(self, x: Array) -> Array:
-        first, *others = self.input(x)
-        inner = ACTIVATIONS[self.activation](first)
-        return self.output(inner * others[0] if self.gated else inner)
-
-
-class EncoderLayer(nnx.Module):
-    """An encoder layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
-
-    def __init__(self, config: T5Config, *, rngs, dtype):
-        width, epsilon = config.d_model, config.layer_norm_epsilon
-        if config.bias_in_each_layer:
-            self.bias = RelativeBias(config, bidirectional=True, rngs=rngs, dtype=dtype)
-        self.attention_norm = RMSNorm(width, epsilon, dtype=dtype)
-        self.attention = SelfAttention(config, rngs=rngs, dtype=dtype)
-        self.feed_forward_norm = RMSNorm(width, epsilon, dtype=dtype)
-        self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
-
-    def __call__(self, x: Array, bias: Array) -> Array:
-        x = x + self.attention(self.attention_norm(x), bias)
-        return x + self.feed_forward(self.feed_forward_norm(x))
-
-
-class DecoderLayer(nnx.Module):
-    """An encoder layer with cross-attention between its two sublayers."""
-
-    def __init__(self, config: T5Config, *, rngs, dtype):
-        width, epsilon = config.d_model, config.layer_norm_epsilon
-        if config.bias_in_each_layer:
-            self.bias = RelativeBias(config, bidirectional=False, rngs=rngs, dtype=dtype)
-        self.attention_norm = RMSNorm(width, epsilon, dtype=dtype)
-        self.attention = SelfAttention(config, rngs=rngs, dtype=dtype)
-        self.cross_norm = RMSNorm(width, epsilon, dtype=dtype)
-        self.cross = CrossAttention(config, rngs=rngs, dtype=dtype)
-        self.feed_forward_norm = RMSNorm(width, epsilon, dtype=dtype)
-        self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
-
-    def __call__(self, x: Array, start, self_bias, cross_kv, cross_bias, cache, packing=None):
-        seen = self.attention_norm(x)
-        attended, cache = self.attention.cached(seen, start, self_bias, cache, packing)
-        x = x + attended
-        x = x + self.cross(self.cross_norm(x), cross_kv, cross_bias, packing)
-        return x + self.feed_forward(self.feed_forward_norm(x)), cache
+    layer = Layer(attention, feed_forward, norm, cross)
+    if bias is not None:
+        layer.bias = bias
+    return layer
 
 
 class RelativeBias(nnx.Module):
@@ -293,64 +209,39 @@ class T5(EncoderDecoder):
     """Parameters of a T5 and the pure functions `encode`, `start`, `__call__` and `logits`."""
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        rows, width, options = config.vocab_size, config.d_model, {"rngs": rngs, "dtype": dtype}
+        stacks = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
         self.config = config
-        shape = (config.vocab_size, config.d_model)
-        self.embedding = nnx.Param(jax.random.normal(rngs.params(), shape, dtype))
-        if not config.bias_in_each_layer:
-            self.encoder_bias = RelativeBias(config, bidirectional=True, rngs=rngs, dtype=dtype)
-        self.encoder = nnx.List(
-            EncoderLayer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_layers)
-        )
-        self.encoder_norm = RMSNorm(config.d_model, config.layer_norm_epsilon, dtype=dtype)
-        if not config.bias_in_each_layer:
-            self.decoder_bias = RelativeBias(config, bidirectional=False, rngs=rngs, dtype=dtype)
-        self.decoder = nnx.List(
-            DecoderLayer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_decoder_layers)
-        )
-        self.decoder_norm = RMSNorm(config.d_model, config.layer_norm_epsilon, dtype=dtype)
+        self.embedding = table(rows, width, 1.0, **options)
+        for name, count in stacks.items():
+            decodes = name == "decoder"
+            if not config.bias_in_each_layer:
+                bias = RelativeBias(config, bidirectional=not decodes, **options)
+                setattr(self, f"{name}_bias", bias)
+            layers = [layer_of(config, decodes=decodes, **options) for _ in range(count)]
+            setattr(self, name, nnx.List(layers))
+            norm = RMSNorm(width, config.layer_norm_epsilon, dtype=dtype)
+            setattr(self, f"{name}_norm", norm)
         if not config.tie_word_embeddings:
-            head = config.d_model**-0.5 * jax.random.normal(rngs.params(), shape, dtype)
-            self.head = nnx.Param(head)
+            self.head = table(rows, width, width**-0.5, **options)
         self.input_first = False  # of the head; see `arrange`
 
     def cache_shape(self) -> tuple[int, int, int]:
         """Return (layers, heads, head size); see `Decoder.cache_shape`."""
         return self.config.num_decoder_layers, self.config.num_heads, self.config.d_kv
 
-    def keep(self, layers: Sequence[int]) -> None:
-        """Leave out all decoder layers but these, in place; see `Decoder.keep`."""
-        self.decoder = nnx.List(self.decoder[i] for i in layers)
-        self.config = dataclasses.replace(self.config, num_decoder_layers=len(layers))
-
-    def read(self, source: Array, source_len: Array) -> tuple[Array, Array]:
-        """Run the encoder; see `EncoderDecoder.read`."""
-        length, source_bias = source.shape[1], padding_bias(source, source_len)
+    def source_scopes(self, padding: Array) -> Iterable[Scope]:
+        """See `EncoderDecoder.source_scopes`."""
+        length = padding.shape[3]
         place = jnp.arange(length)[None, :]
-        biases = [
-            slide(bias.by_offset(length), place, length) + source_bias
+        return itertools.cycle(
+            Scope(WHOLE, slide(bias.by_offset(length), place, length) + padding)
             for bias in self.position_biases("encoder")
-        ]
-        x = self.embed(source)
-        for layer, bias in zip(self.encoder, itertools.cycle(biases), strict=False):
-            x = layer(x, bias)
-        return self.encoder_norm(x), whole_tiles(source_bias, 3, MASKED)
+        )
 
-    def project_source(self, layer: DecoderLayer, encoded: Array) -> KV:
-        """Project the encoder's output for a layer's cross-attention."""
-        return layer.cross.project(encoded)
-
-    @staticmethod
-    def encoder_params(params: Params) -> tuple[list[Params], list[Params]]:
-        """See `EncoderDecoder.encoder_params`."""
-        names = ("embedding", "embedding_scale", "encoder", "encoder_bias", "encoder_norm")
-        layers = [params["decoder"][i]["cross"]["kv"] for i in sorted(params["decoder"])]
-        return [params.get(name) for name in names], layers
-
-    def start(
-        self, inputs: Inputs, buffer_len: int, encoding: Encoding | None = None
-    ) -> tuple[Context, tuple[KV, ...]]:
+    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, tuple[KV, ...]]:
         """Encode, and make an empty cache and the biases of `buffer_len` slots."""
-        context, cache = super().start(inputs, buffer_len, encoding)
+        context, cache = super().start(inputs, buffer_len)
         return context._replace(self_biases=self.by_offset(cache[0].values.shape[2])), cache
 
     def by_offset(self, length: int) -> tuple[Array, ...]:
@@ -363,39 +254,22 @@ class T5(EncoderDecoder):
             return [layer.bias for layer in getattr(self, stack)]
         return [getattr(self, f"{stack}_bias")]
 
-    def states(
-        self,
-        tokens: Array,
-        start: Array,
-        context: Context,
-        cache: tuple[KV, ...] | None,
-        layout: Layout | None = None,
-        packing: Packing | None = None,
-    ) -> tuple[list[Array], tuple[KV, ...]]:
-        """Run K tokens per row; see `Decoder.states`."""
-        cache, count = self.ready(tokens, cache), tokens.shape[1]
-        slots = count if cache is None else cache[0].values.shape[2]
+    def scopes(self, call: Call, count: int, slots: int, context: Context) -> list[Scope]:
+        """See `Decoder.scopes`."""
         by_offset = context.self_biases
         if by_offset is None:
             by_offset = self.by_offset(slots)
-        depth, _ = layout or chain(count)
+        start, depth = call.start, call.tree(count).depth
         old = jnp.arange(slots)[None, None, None, :] < start[:, None, None, None]
         biases = [
             CausalBias(
                 jnp.where(old, slide(bias, start[:, None] + depth, slots), MASKED),
-                bias_within(bias, count, layout),
+                bias_within(bias, count, call.layout),
             )
             for bias in by_offset
         ]
-        x = self.embed(pack(tokens, packing))
-        states, written = [x], []
-        for i, bias in zip(range(len(self.decoder)), itertools.cycle(biases), strict=False):
-            own = None if cache is None else cache[i]
-            cross = context.cross[i], context.cross_bias
-            x, kv = self.decoder[i](x, start, bias, *cross, own, packing)
-            states.append(x)
-            written.append(kv)
-        return states, tuple(written)
+        pairs = zip(context.cross, itertools.cycle(biases), strict=False)
+        return [Scope(call, bias, source=(kv, context.cross_bias)) for kv, bias in pairs]
 
     def logits(self, hidden: Array) -> Array:
         """Logits of hidden states: (..., E) → (..., V)."""

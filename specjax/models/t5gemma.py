@@ -7,42 +7,28 @@ same projections, in one softmax. Images, which a T5Gemma 2 reads too, are left 
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from specjax.models.attention import (
-    KV,
-    MASKED,
-    CausalBias,
-    attend,
-    capped,
-    split_heads,
-    whole_tiles,
-)
-from specjax.models.decoder import rows_of
-from specjax.models.encoder_decoder import Context, EncoderDecoder, padding_bias
-from specjax.models.layers import Fused, Linear
+from specjax.models.attention import MASKED, CausalBias, capped
+from specjax.models.blocks import Scope
+from specjax.models.decoder import rows_of, table
+from specjax.models.encoder_decoder import Context, EncoderDecoder
 from specjax.models.llama import (
     INITIAL_STD,
     Gemma2Config,
     Gemma3Config,
-    Layer,
     LlamaConfig,
     Rotation,
-    causal_places,
+    causal_scopes,
     gemma_scaled,
-    in_groups,
-    join_groups,
+    layer_of,
     norm_of,
-    with_layers,
 )
-from specjax.models.packing import Packing, pack, unpack
-from specjax.types import Layout, Params
+from specjax.types import WHOLE, Call
 
 DEFAULT, DEFAULT_2 = Gemma2Config(), Gemma3Config()
 
@@ -98,70 +84,6 @@ class T5Gemma2Config(TwoStacks, Gemma3Config):
 Config = T5GemmaConfig | T5Gemma2Config
 
 
-class CrossAttention(nnx.Module):
-    """A T5Gemma's cross-attention, without rotations; keys and values are made once per input."""
-
-    def __init__(self, config: Config, *, rngs, dtype):
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        width, bias, inner = config.hidden_size, config.attention_bias, config.head_dim * self.heads
-        parts = 2 * (self.kv_heads * config.head_dim,)
-
-        def linear(inputs: int, outputs: int) -> Linear:
-            return Linear(inputs, outputs, INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
-
-        self.query, self.output = linear(width, inner), linear(inner, width)
-        self.kv = Fused(
-            config.encoder.hidden_size, parts, INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype
-        )
-        self.query_scale, self.cap = config.query_scale, config.attn_logit_softcapping
-
-    def project(self, encoded: Array) -> KV:
-        """Project (B, S, E) to keys and values of S slots, in whole tiles."""
-        parts = (split_heads(part, self.kv_heads) for part in self.kv(encoded))
-        return KV.of(*parts).by_slots(whole_tiles)
-
-    def __call__(self, x: Array, kv: KV, bias: Array, packing: Packing | None = None) -> Array:
-        """Map (B, K, E) to (B, K, E), or packed (N, E) to (N, E)."""
-        queries = split_heads(unpack(self.query(x), packing), self.heads) * self.query_scale
-        mixed = attend(in_groups(queries, self.kv_heads), kv, bias, self.cap)
-        return self.output(pack(join_groups(mixed, self.heads, self.kv_heads), packing))
-
-
-class DecoderLayer(Layer):
-    """A Gemma layer that also reads the source."""
-
-    def __init__(self, config: Config, *, rngs, dtype):
-        super().__init__(config, rngs=rngs, dtype=dtype)
-        self.merged = config.merged
-        if not config.merged:
-            self.cross_norm = norm_of(config, config.hidden_size, dtype)
-            self.cross = CrossAttention(config, rngs=rngs, dtype=dtype)
-            self.cross_end = norm_of(config, config.hidden_size, dtype)
-
-    def __call__(self, x, start, bias, rotation, source, cache, packing=None):  # type: ignore[override]
-        """Map (B, K, E), or packed (N, E), to the same and the cache.
-
-        Args:
-          source: keys and values of the encoder's output, and their bias.
-        """
-        own = source if self.merged else None
-        x, cache = self.attend(x, start, bias, rotation, cache, packing, own)
-        if not self.merged:
-            kv, seen = source
-            x = x + self.cross_end(self.cross(self.cross_norm(x), kv, seen, packing))
-        return self.feed(x), cache
-
-    def project_source(self, encoded: Array) -> KV:
-        """Project the encoder's output (B, S, E) to keys and values of S slots, in whole tiles."""
-        if not self.merged:
-            return self.cross.project(encoded)
-        attention = self.attention
-        _, keys, values = attention.qkv(encoded)  # queries are not needed
-        keys, values = (split_heads(part, attention.kv_heads) for part in (keys, values))
-        keys = keys if attention.key_norm is None else attention.key_norm(keys)
-        return KV.of(keys, values).by_slots(whole_tiles)
-
-
 class T5Gemma(EncoderDecoder):
     """Parameters of a T5Gemma or T5Gemma 2, and its functions; see `EncoderDecoder`."""
 
@@ -169,28 +91,23 @@ class T5Gemma(EncoderDecoder):
     encoder_embedding_scale: nnx.Param | None = None  # (V,) float32, of an embedding in int8
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs, dtype=jnp.float32):
-        def table(width: int) -> nnx.Param:
-            shape = config.vocab_size, width
-            return nnx.Param(INITIAL_STD * jax.random.normal(rngs.params(), shape, dtype))
-
+        rows, options = config.vocab_size, {"rngs": rngs, "dtype": dtype}
         self.config, encoder = config, config.encoder
-        self.embedding = table(config.hidden_size)
+        self.embedding = table(rows, config.hidden_size, INITIAL_STD, **options)
         if config.two_embeddings:
-            self.encoder_embedding = table(encoder.hidden_size)
+            self.encoder_embedding = table(rows, encoder.hidden_size, INITIAL_STD, **options)
         if config.merged:
             self.after_image = nnx.Param(jnp.zeros((config.hidden_size,), dtype))
             if config.two_embeddings:
                 self.encoder_after_image = nnx.Param(jnp.zeros((encoder.hidden_size,), dtype))
-        self.encoder = nnx.List(
-            Layer(encoder, rngs=rngs, dtype=dtype) for _ in range(encoder.num_hidden_layers)
-        )
-        self.encoder_norm = norm_of(encoder, encoder.hidden_size, dtype)
-        self.decoder = nnx.List(
-            DecoderLayer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_hidden_layers)
-        )
-        self.decoder_norm = norm_of(config, config.hidden_size, dtype)
+        source = 0 if config.merged else encoder.hidden_size
+        for name, one, read in (("encoder", encoder, 0), ("decoder", config, source)):
+            count = one.num_hidden_layers
+            layers = [layer_of(one, source=read, **options) for _ in range(count)]
+            setattr(self, name, nnx.List(layers))
+            setattr(self, f"{name}_norm", norm_of(one, one.hidden_size, dtype))
         if not config.tie_word_embeddings:
-            self.head = table(config.hidden_size)
+            self.head = table(rows, config.hidden_size, INITIAL_STD, **options)
         self.input_first = False  # of the head; see `arrange`
 
     def cache_shape(self) -> tuple[int, int, int]:
@@ -198,74 +115,27 @@ class T5Gemma(EncoderDecoder):
         config = self.config
         return config.num_hidden_layers, config.num_key_value_heads, config.head_dim
 
-    def keep(self, layers: Sequence[int]) -> None:
-        """Leave out all decoder layers but these, in place; see `Decoder.keep`."""
-        self.decoder = nnx.List(self.decoder[i] for i in layers)
-        self.config = with_layers(self.config, layers)
+    def source_scopes(self, padding: Array) -> list[Scope]:
+        """See `EncoderDecoder.source_scopes`."""
+        config, place = self.config.encoder, jnp.arange(padding.shape[3])
 
-    def read(self, source: Array, source_len: Array) -> tuple[Array, Array]:
-        """Run the encoder; see `EncoderDecoder.read`."""
-        config, source_bias = self.config.encoder, padding_bias(source, source_len)
-        place = jnp.arange(source.shape[1])
+        def scope(window: int) -> Scope:
+            near = padding
+            if window:
+                before, after = self.config.sees(window)
+                offset = place[None, :] - place[:, None]
+                seen = (-before <= offset) & (offset <= after)
+                near = padding + jnp.where(seen, 0.0, MASKED)[None, None]
+            rotation = Rotation.at(place[None, :], config, window)
+            return Scope(WHOLE, CausalBias(padding, near), rotation)
 
-        def bias(window: int) -> CausalBias:
-            if not window:
-                return CausalBias(source_bias, source_bias)
-            before, after = self.config.sees(window)
-            offset = place[None, :] - place[:, None]
-            seen = (-before <= offset) & (offset <= after)
-            near = source_bias + jnp.where(seen, 0.0, MASKED)[None, None]
-            return CausalBias(source_bias, near)
+        found = {window: scope(window) for window in set(config.windows)}
+        return [found[window] for window in config.windows]
 
-        biases = {window: bias(window) for window in set(config.windows)}
-        rotations = {w: Rotation.at(place[None, :], config, w) for w in biases}
-        x, start = self.embed_source(source), jnp.zeros_like(source_len)
-        for layer, window in zip(self.encoder, config.windows, strict=True):
-            x, _ = layer(x, start, biases[window], rotations[window], None)
-        return self.encoder_norm(x), whole_tiles(source_bias, 3, MASKED)
-
-    def project_source(self, layer: DecoderLayer, encoded: Array) -> KV:
-        """Project the encoder's output for a decoder layer."""
-        return layer.project_source(encoded)
-
-    @staticmethod
-    def encoder_params(params: Params) -> tuple[list[Params], list[Params]]:
-        """See `EncoderDecoder.encoder_params`."""
-        own = "encoder_" if "encoder_embedding" in params else ""
-        names = [f"{own}{name}" for name in ("embedding", "embedding_scale", "after_image")]
-
-        def projection(layer: Params) -> Params:
-            if "cross" in layer:
-                return layer["cross"]["kv"]
-            return {name: layer["attention"][name] for name in ("qkv", "key_norm")}
-
-        layers = [projection(params["decoder"][i]) for i in sorted(params["decoder"])]
-        return [params.get(name) for name in (*names, "encoder", "encoder_norm")], layers
-
-    def states(
-        self,
-        tokens: Array,
-        start: Array,
-        context: Context,
-        cache: tuple[KV, ...] | None,
-        layout: Layout | None = None,
-        packing: Packing | None = None,
-    ) -> tuple[list[Array], tuple[KV, ...]]:
-        """Run K tokens per row; see `Decoder.states`."""
-        cache, count = self.ready(tokens, cache), tokens.shape[1]
-        slots = count if cache is None else cache[0].values.shape[2]
-        x = self.embed(pack(tokens, packing))
-        states, written = [x], []
-        places = causal_places(self.config, start, count, slots, layout)
-        for i, (layer, (bias, rotation)) in enumerate(zip(self.decoder, places, strict=True)):
-            source, own = (
-                (context.cross[i], context.cross_bias),
-                None if cache is None else cache[i],
-            )
-            x, kv = layer(x, start, bias, rotation, source, own, packing)
-            states.append(x)
-            written.append(kv)
-        return states, tuple(written)
+    def scopes(self, call: Call, count: int, slots: int, context: Context) -> list[Scope]:
+        """See `Decoder.scopes`."""
+        pairs = zip(causal_scopes(self.config, call, count, slots), context.cross, strict=True)
+        return [scope._replace(source=(kv, context.cross_bias)) for scope, kv in pairs]
 
     def embed(self, tokens: Array) -> Array:
         """Embed ids for the decoder: (B, K) → (B, K, E)."""

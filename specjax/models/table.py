@@ -38,7 +38,7 @@ class Table:
 
     branches: ClassVar[bool] = True
 
-    def __call__(self, tokens, start, context, cache, layout=None):
+    def __call__(self, tokens, start, context, cache):
         """Return rows of the table as "hidden" states (B, K, V), whatever the position."""
         return self.table[tokens if self.order else jnp.zeros_like(tokens)], cache
 

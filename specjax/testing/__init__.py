@@ -1,4 +1,4 @@
-"""Checks for your own rule, drafter, policy or budget, in your own tests:
+"""Checks for your own rule, drafter, policy, budget or model, in your own tests:
 
     from specjax.testing import check_budget, check_drafter, check_policy, check_rule
 
@@ -6,12 +6,13 @@
 
 A check runs the real loop over a vocabulary of few tokens and takes every outcome of every round
 (`enumeration`). It computes in float32 and allows a total variation of 1e-5; within
-`jax.enable_x64(True)` it computes in float64 and allows 1e-9.
+`jax.enable_x64(True)` it computes in float64 and allows 1e-9. `check_model` takes real models too.
 """
 
 from specjax.testing.budgets import check_budget
 from specjax.testing.drafters import check_drafter
+from specjax.testing.models import check_model
 from specjax.testing.policies import check_policy
 from specjax.testing.rules import check_rule
 
-__all__ = ["check_budget", "check_drafter", "check_policy", "check_rule"]
+__all__ = ["check_budget", "check_drafter", "check_model", "check_policy", "check_rule"]

@@ -12,9 +12,8 @@ import numpy as np
 from jax import Array
 
 from specjax.drafters.base import started
-from specjax.models.packing import pack, unpack
 from specjax.pytrees import pytree
-from specjax.types import Inputs
+from specjax.types import Call, Inputs
 
 UNWRITTEN = 1_000_003  # the content of a slot before its first write
 _MULTIPLIERS = np.random.default_rng(0).integers(1 << 32, size=(2, 64), dtype=np.uint32) | 1
@@ -54,9 +53,11 @@ class TableModel:
             context = jnp.take_along_axis(hashes, inputs.source_len[:, None] - 1, axis=1)[:, 0]
         return context, cache
 
-    def __call__(self, tokens, start, context, cache, layout=None, packing=None):
+    def __call__(self, tokens, start, context, cache):
         """Run K tokens; the hidden state is the row of the table."""
-        tokens = unpack(pack(tokens, packing), packing)
+        call = Call.of(start)
+        start, layout = call.start, call.layout
+        tokens = call.unpack(call.pack(tokens))
         slots = start[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         rows = jnp.arange(tokens.shape[0])[:, None]
         before = jnp.pad(_hash(cache, 0), ((0, 0), (1, 0)))  # entry t: of the slots before t
@@ -69,7 +70,7 @@ class TableModel:
             own = jnp.where(layout.seen, own[:, None, :], np.uint32(0)).sum(-1, dtype=jnp.uint32)
             seen = jnp.take_along_axis(before, start[:, None], axis=1) + own
         index = _scramble(seen ^ context[:, None]) % np.uint32(self.table.shape[0])
-        return self.table[pack(index, packing)], cache
+        return self.table[call.pack(index)], cache
 
     branches: ClassVar[bool] = True
     packs: ClassVar[bool] = True

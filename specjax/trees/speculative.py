@@ -33,7 +33,7 @@ from specjax.trees import drafting
 from specjax.trees.nodes import Nodes, layout, lineage, path_to, reach, taken
 from specjax.trees.rules import TreeRule, of_chain
 from specjax.trees.shapes import BestFirst, FixedTree
-from specjax.types import BranchingModel, Context, Layout
+from specjax.types import BranchingModel, Call, Context, Layout
 
 
 @pytree
@@ -172,8 +172,8 @@ def verify(
     method: TreeSpeculative, context: Context, state: State, read: Block
 ) -> tuple[tuple[Float[Array, "B C V"], Float[Array, "B C E"]], State]:
     """Run the target at the root and at each node: log-probabilities, and hidden states."""
-    place = state.length - 1, context, state.cache
-    hidden, cache = method.target(read.tokens, *place, layout=read.tree)
+    place = Call(state.length - 1, read.tree), context, state.cache
+    hidden, cache = method.target(read.tokens, *place)
     logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
     finite = state.target_finite & is_finite(logprobs, ~state.done)
     return (logprobs, hidden), state.replace(cache=cache, target_finite=finite)

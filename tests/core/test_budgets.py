@@ -15,7 +15,6 @@ from specjax.budgets import base, times
 from specjax.budgets.early_stop import PAUSE
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import batches
-from specjax.models.packing import Packing, pack, unpack
 from specjax.policies import constant, heuristic
 from specjax.policies.base import Observation
 from specjax.pytrees import pytree
@@ -25,6 +24,7 @@ from specjax.sampling import Sampling
 from specjax.testing import check_budget
 from specjax.testing.common import check_joint, joint_expected
 from specjax.testing.enumeration import joint_distribution
+from specjax.types import Call, Packing
 from table_models import hopeless, inputs_of, random_table
 
 INPUTS = inputs_of([[1, 0], [0, 1, 1]])
@@ -298,8 +298,9 @@ def test_with_a_budget_lengths_are_not_fixed():
 def test_packed_positions():
     x = jnp.arange(12).reshape(3, 4)
     packing = Packing.first(jnp.int32([2, 0, 3]), 4, 6)
-    assert pack(x, packing).tolist() == [0, 1, 8, 9, 10, 10]
-    back = unpack(pack(x, packing), packing)
+    call = Call(jnp.zeros((3,), jnp.int32), packing=packing)
+    assert call.pack(x).tolist() == [0, 1, 8, 9, 10, 10]
+    back = call.unpack(call.pack(x))
     assert back[0, :2].tolist() == [0, 1]
     assert back[2, :3].tolist() == [8, 9, 10]
     assert pack(x, None) is x

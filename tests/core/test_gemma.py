@@ -9,74 +9,22 @@ import pytest
 
 import gemma_variants
 import specjax
-from model_calls import begin, call, uncached
+from gemma_equations import capped, run
+from model_calls import uncached
 from specjax.checkpoints import load
 from specjax.drafters import eagle
-from specjax.drafters.exits import early_exit
+from specjax.drafters.views import early_exit
 from tiny_models import slow
 
 VARIANTS = gemma_variants.VARIANTS
 
 
-def norm(x, weight, epsilon=1e-6):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * (1 + weight)
-
-
-def gelu(x):
-    return x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
-
-
-def capped(x, cap):
-    return cap * np.tanh(x / cap) if cap else x
-
-
 def by_hand(config, tensors, ids):
-    """Logits (T, V) of one text in float64, head by head and without a cache."""
+    """Logits (T, V) of one text."""
     w = {name: array.astype(np.float64) for name, array in tensors.items()}
-    size, count = config.head_dim, len(ids)
-    groups = config.num_attention_heads // config.num_key_value_heads
     embedding = w["model.embed_tokens.weight"]
-    x = embedding[ids] * config.hidden_size**0.5
-    ahead = np.arange(count)[:, None] - np.arange(count)[None, :]  # query − key
-    for i, window in enumerate(config.windows):
-        layer = f"model.layers.{i}"
-
-        def part(name, x, layer=layer):
-            name = f"{layer}.{name}"
-            return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0)
-
-        def scale(name, layer=layer):
-            return w[f"{layer}.{name}.weight"]
-
-        rope = config.local_rope if window and config.local_rope else config.rope
-        speed = rope.theta ** (-2 * np.arange(size // 2) / size) / rope.factor
-        turn = np.exp(1j * np.arange(count)[:, None] * speed)
-
-        def turned(head, turn=turn):
-            pairs = (head[:, : size // 2] + 1j * head[:, size // 2 :]) * turn
-            return np.concatenate([pairs.real, pairs.imag], axis=-1)
-
-        seen = norm(x, scale("input_layernorm"))
-        queries, keys, values = (part(f"self_attn.{name}_proj", seen) for name in "qkv")
-        heads = []
-        for h in range(config.num_attention_heads):
-            own, shared = (slice(j * size, (j + 1) * size) for j in (h, h // groups))
-            query, key = queries[:, own], keys[:, shared]
-            if config.qk_norm:
-                query = norm(query, scale("self_attn.q_norm"))
-                key = norm(key, scale("self_attn.k_norm"))
-            scores = turned(query) @ turned(key).T / config.query_pre_attn_scalar**0.5
-            scores = capped(scores, config.attn_logit_softcapping)
-            near = (ahead >= 0) & (ahead < (window or count))
-            weights = np.where(near, np.exp(scores), 0)
-            heads.append(weights / weights.sum(-1, keepdims=True) @ values[:, shared])
-        mixed = part("self_attn.o_proj", np.concatenate(heads, axis=-1))
-        x = x + norm(mixed, scale("post_attention_layernorm"))
-        seen = norm(x, scale("pre_feedforward_layernorm"))
-        inner = gelu(part("mlp.gate_proj", seen)) * part("mlp.up_proj", seen)
-        x = x + norm(part("mlp.down_proj", inner), scale("post_feedforward_layernorm"))
-    head = w.get("lm_head.weight", embedding)
-    return capped(norm(x, w["model.norm.weight"]) @ head.T, config.final_logit_softcapping)
+    hidden = run(w, "model", config, embedding[ids] * config.hidden_size**0.5)
+    return capped(hidden @ w.get("lm_head.weight", embedding).T, config.final_logit_softcapping)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -135,12 +83,3 @@ def test_outputs_of_every_method_are_those_of_plain_decoding(name, narrow, some,
     for draft, more in methods[some]:
         found = specjax.generate(target, draft, prompts, max_new_tokens=20, temperature=0, **more)
         assert found.tokens == plain.tokens, more
-
-
-def test_half_precision_stays_near_float32(tmp_path):
-    directory = gemma_variants.write(tmp_path, VARIANTS["gemma3"])
-    tokens = jnp.asarray(gemma_variants.texts())
-    whole = np.asarray(uncached(load(directory).model, tokens))
-    half = load(directory, dtype=jnp.bfloat16).model
-    logits, _ = call(half, tokens, jnp.zeros((3,), jnp.int32), *begin(half, tokens[:, :1]))
-    assert np.abs(np.asarray(logits) - whole).mean() < 0.1 * whole.std()

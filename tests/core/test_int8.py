@@ -25,9 +25,8 @@ from specjax.checkpoints import parameters, tensors
 from specjax.cli import defaults
 from specjax.drafters import attached
 from specjax.drafters.base import ModelDrafter
-from specjax.drafters.exits import early_exit
 from specjax.drafters.frequent import frequent
-from specjax.drafters.kangaroo import kangaroo
+from specjax.drafters.views import early_exit
 from specjax.measure.provenance import dtype_of
 from specjax.models import int8, memory
 from specjax.models.attention import KV
@@ -447,7 +446,7 @@ def test_what_shares_the_targets_arrays():
 
 
 def test_a_drafter_of_the_floats_serves_the_rounded_target(tmp_path):
-    """And the other way round; other weights are refused in int8 too, and so is Kangaroo."""
+    """And the other way round; other weights are refused in int8 too."""
     floats, narrow = target_of("gpt"), target_in_int8("gpt")
     attached.save(tmp_path / "floats", eagle_of(floats, 1), floats)
     attached.save(tmp_path / "narrow", eagle_of(narrow, 1), narrow)
@@ -457,9 +456,6 @@ def test_a_drafter_of_the_floats_serves_the_rounded_target(tmp_path):
         for other in (target_of("gpt", seed=7), in_int8(target_of("gpt", seed=7))):
             with pytest.raises(ValueError, match="other weights"):
                 attached.load(tmp_path / directory, other)
-    with pytest.raises(ValueError, match="Load the target with dtype='float32'"):
-        kangaroo(narrow, 1)
-    kangaroo(in_int8(floats, weights=False), 1)
 
 
 # --- names and refusals --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from lowered import Found, gathered, loops
 from specjax import autoregressive, checkpoints, loop, speculative
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
-from specjax.models import sharding
+from specjax.models import meshes, sharding
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, Qwen2Config
@@ -198,7 +198,7 @@ def on_a_mesh(
     family: str, mesh: str, platform: str, replicate: bool = False, **narrow: str
 ) -> LanguageModel:
     """As `shapes`, on devices that nobody has."""
-    axes = sharding.sizes_of(mesh)
+    axes = meshes.sizes_of(mesh)
     placement = sharding.Placement(AbstractMesh(tuple(axes.values()), tuple(axes)), replicate)
     config = shapes(family, 2).module().config
     options: dict[str, Any] = {"dtype": jnp.bfloat16, "platform": platform}

@@ -14,7 +14,7 @@ import mesh_worker
 import workers
 from specjax import checkpoints, drafters
 from specjax.cli import defaults, pairs
-from specjax.models import sharding
+from specjax.models import meshes, sharding
 
 pytestmark = pytest.mark.sweep
 
@@ -163,8 +163,8 @@ def test_a_round_has_the_collectives_that_it_should_have(one, found):
     """Numbers apart, which say whether a row is left, and which the data axis alone needs."""
     _, kind, options = one
     answer = found(one)
-    ways = sharding.sizes_of(options["mesh"]).get("model", 1)
-    rows = sharding.sizes_of(options["mesh"]).get("data", 1)
+    ways = meshes.sizes_of(options["mesh"]).get("model", 1)
+    rows = meshes.sizes_of(options["mesh"]).get("data", 1)
     expected, _ = per_call(kind, ways)
     if not options.get("replicate", True):  # the draft's calls, two in the program
         expected = {name: 3 * count for name, count in expected.items()}
@@ -189,7 +189,7 @@ def test_a_process_reads_and_holds_its_part(one, found):
     answer = found(one)
     assert answer["held"] == answer["shard"]
     assert answer["read"] <= answer["held"]
-    ways = sharding.sizes_of(one[2]["mesh"])["model"]
+    ways = meshes.sizes_of(one[2]["mesh"])["model"]
     assert answer["whole"] / ways < answer["held"] < 1.6 * answer["whole"] / ways
 
 

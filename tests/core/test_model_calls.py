@@ -1,4 +1,8 @@
-"""Contract 1, a call says where it writes, for every decoder-only layout."""
+"""What every family promises: the numbers of transformers, and contract 1, a call says where it
+writes."""
+
+import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +13,26 @@ from flax import nnx
 import gemma_variants
 import gpt_variants
 import llama_variants
-from model_calls import begin, by_slot, call, uncached
+import t5_variants
+import t5gemma_variants
+from model_calls import by_slot, example, uncached
+from specjax import devices
 from specjax.checkpoints import load
 from specjax.drafters import base
 from specjax.models.layers import arrange
-from specjax.models.packing import Packing, unpack
-from specjax.types import Inputs
+from specjax.models.table import by_last_token
+from specjax.pytrees import pytree
+from specjax.testing import check_model
+from specjax.testing.tables import UNWRITTEN, TableModel, random_table
+from specjax.types import Call, Inputs
 
-pytestmark = pytest.mark.sweep
+DATA = Path(__file__).parents[1] / "data"
+FAMILIES = {"gpt": gpt_variants, "llama": llama_variants, "t5": t5_variants}
+REFERENCES = {name: np.load(DATA / f"{name}_reference.npz") for name in FAMILIES}
+STORED = [(family, name) for family in FAMILIES for name in FAMILIES[family].VARIANTS]
 
-# Three layers and heads, or groups of heads, windows in some or all layers: what can be confused.
+# Three layers and heads, or groups of heads, windows in some or all layers, different depths of two
+# stacks: what can be confused.
 VARIANTS = {
     "gpt": (gpt_variants, "odd_heads"),
     "llama": (llama_variants, "llama3"),
@@ -27,99 +41,188 @@ VARIANTS = {
     "qwen3": (llama_variants, "qwen3"),
     "gemma2": (gemma_variants, "gemma2"),
     "gemma3": (gemma_variants, "gemma3"),
+    "t5": (t5_variants, "deep_encoder"),
+    "t5gemma": (t5gemma_variants, "t5gemma"),
+    "t5gemma2": (t5gemma_variants, "t5gemma2"),
 }
+TWO_STACKS = ("t5", "t5gemma", "t5gemma2")
+
+
+# --- the same numbers as transformers ----------------------------------------------------------
+
+
+def loaded(family, name, directory, **options):
+    """A model, and its texts."""
+    variants = FAMILIES[family]
+    variant = variants.VARIANTS[name]
+    found = load(variants.write(directory, variant), **options).model
+    return found, example(variants, variant), getattr(variant, "every", 1)
+
+
+@pytest.mark.parametrize(("family", "name"), STORED)
+def test_logits_are_those_of_transformers(family, name, tmp_path):
+    model, texts, every = loaded(family, name, tmp_path)
+    logits = uncached(model, *texts)
+    assert len(np.unique(logits.argmax(-1))) > 5  # else agreement would prove little
+    expected = REFERENCES[family][name]
+    np.testing.assert_allclose(logits[:, ::every], expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("gpt", "tied"), ("gpt", "untied"), ("llama", "llama3"), ("llama", "qwen2"), ("t5", "v1_0"),
+     ("t5", "odd_heads")],
+)  # fmt: skip
+def test_the_layout_of_an_accelerator_gives_the_same_logits(family, name, tmp_path, monkeypatch):
+    """`arrange` turns projections on a CPU; here they are (out, in)."""
+    monkeypatch.setattr(devices, "input_first", lambda *_: False)
+    untouched, texts, _ = loaded(family, name, tmp_path)
+    assert not untouched.module().input_first
+    expected = REFERENCES[family][name]
+    np.testing.assert_allclose(uncached(untouched, *texts), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("gpt", "untied"), ("llama", "llama3"), ("llama", "qwen3"), ("t5", "deep_encoder")],
+)
+def test_half_precision_stays_near_float32(family, name, tmp_path):
+    half, (tokens, source, lengths), _ = loaded(family, name, tmp_path, dtype=jnp.bfloat16)
+
+    @jax.jit
+    def run(half):
+        first = jnp.ones((len(tokens),), jnp.int32)
+        context, cache = half.start(Inputs(source, lengths, tokens[:, :1], first), 16)
+        hidden, cache = half(tokens, first - 1, context, cache)
+        return half.logits(hidden), cache
+
+    logits, cache = run(half)
+    assert logits.dtype == jnp.float32
+    assert cache[0].keys.dtype == jnp.float32  # a CPU computes in it
+    expected = REFERENCES[family][name]
+    assert np.abs(np.asarray(logits) - expected).mean() < 0.1 * expected.std()
+
+
+# --- contract 1 --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def model(request, tmp_path_factory):
+def case(request, tmp_path_factory):
+    """A model, and the inputs of its texts."""
     variants, name = VARIANTS[request.param]
-    directory = tmp_path_factory.mktemp(request.param)
-    return load(variants.write(directory, variants.VARIANTS[name])).model
+    variant = variants.VARIANTS[name]
+    model = load(variants.write(tmp_path_factory.mktemp("model"), variant)).model
+    tokens, source, lengths = example(variants, variant)
+    return model, Inputs(source, lengths, tokens, jnp.full((len(tokens),), 1, jnp.int32))
 
 
-@pytest.fixture(scope="module")
-def tokens():
-    return jnp.asarray(llama_variants.texts())
+@pytest.mark.sweep
+def test_a_call_says_where_it_writes(case):
+    model, inputs = case
+    check_model(model, inputs=inputs)
 
 
-@pytest.mark.parametrize("sizes", [(1,) * 12, (5, 1, 2, 4), (12,)])
-def test_cached_equals_uncached(model, tokens, sizes):
-    whole = uncached(model, tokens)
-    context, cache = begin(model, tokens[:, :1])
-    at, pieces = 0, []
-    for size in sizes:
-        start = jnp.full((len(tokens),), at, jnp.int32)
-        logits, cache = call(model, tokens[:, at : at + size], start, context, cache)
-        pieces.append(np.asarray(logits))
-        at += size
-    np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole, rtol=0, atol=5e-5)
+@pytest.mark.parametrize(
+    "model", [random_table(0, 5), by_last_token(np.eye(4) * 0.6 + 0.1)], ids=["random", "last"]
+)
+def test_tables_keep_the_contract(model):
+    check_model(model)
 
 
-def test_rows_advance_on_their_own(model, tokens):
-    """Prompts of 1, 4 and 6 tokens, prefilled together with their padding."""
-    prompt_len = jnp.array([1, 4, 6], jnp.int32)
-    prompt = jnp.where(jnp.arange(6)[None, :] < prompt_len[:, None], tokens[:, :6], 39)
-    context, cache = begin(model, prompt, prompt_len)
-    for ahead in (-1, 2):  # the last token of the prompt is fed first
-        start = prompt_len + ahead
-        slots = start[:, None] + jnp.arange(3)[None, :]
-        block = jnp.take_along_axis(tokens, slots, axis=1)
-        logits, cache = call(model, block, start, context, cache)
-        expected = np.take_along_axis(uncached(model, tokens), np.asarray(slots)[..., None], 1)
-        np.testing.assert_allclose(logits, expected, rtol=0, atol=5e-5)
+@pytree
+class Faulty(TableModel):
+    """A table with a fault in its calls."""
+
+    fault: str = dataclasses.field(default="", metadata={"static": True})
+
+    def __call__(self, tokens, start, context, cache):
+        call = Call.of(start)
+        if self.fault == "rows":
+            call = call._replace(start=jnp.broadcast_to(call.start[:1], call.start.shape))
+        if self.fault == "layout" and call.layout is not None:
+            call = call._replace(layout=None)
+        if self.fault == "past":
+            call = call._replace(start=jnp.minimum(call.start, cache.shape[1] - tokens.shape[1]))
+        if self.fault == "packing" and call.packing is not None:
+            call = call._replace(packing=call.packing._replace(of=call.packing.of[::-1]))
+        if self.fault == "future":
+            tokens = tokens.at[:, 0].add(tokens[:, -1])
+        hidden, written = super().__call__(tokens, call, context, cache)
+        if self.fault == "stale":
+            written = jnp.where(cache == UNWRITTEN, written, cache)
+        return hidden, written
+
+    def compact(self, cache, start, path):
+        return cache if self.fault == "compact" else super().compact(cache, start, path)
 
 
-def test_a_rejected_block_leaves_no_trace(model, tokens):
-    """To the bit: stale slots get exactly no weight until they are overwritten."""
-    context, cache = begin(model, tokens[:, :6])
-    at, garbage = jnp.array([3, 5, 1], jnp.int32), jnp.full((3, 8), 39, jnp.int32)
-    _, dirty = call(model, garbage, at, context, cache)
-    assert not np.array_equal(dirty[0].keys, cache[0].keys)
-    for step in range(3):
-        block = tokens[:, step : step + 2]
-        clean_logits, cache = call(model, block, at + 2 * step, context, cache)
-        dirty_logits, dirty = call(model, block, at + 2 * step, context, dirty)
-        np.testing.assert_array_equal(dirty_logits, clean_logits)
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("rows", "rows at positions .* disturb others"),
+        ("stale", "leave a trace"),
+        ("layout", "node . of a tree is not the end of its path"),
+        ("past", "past the buffer"),
+        ("packing", "packed positions are not those"),
+        ("future", "text in pieces of .* is not that in one call"),
+        ("compact", "does not leave the cache of a path"),
+    ],
+)
+def test_planted_faults(fault, words):
+    with pytest.raises(AssertionError, match=f"Faulty: .*{words}"):
+        check_model(Faulty(random_table(0, 5).table, fault))
 
 
-def test_a_position_depends_on_all_tokens_up_to_it_and_on_none_after(model):
+@pytest.mark.sweep
+def test_a_position_depends_on_all_tokens_up_to_it(case):
     """With distinct tokens, the gradient by a row of the embedding is that by one position."""
+    model, _ = case
     module = arrange(model.module(), platform=None)
-    tokens, start = jnp.arange(8, dtype=jnp.int32)[None, :], jnp.zeros((1,), jnp.int32)
+    tokens = 20 + jnp.arange(8, dtype=jnp.int32)[None, :]
+    start = jnp.zeros((1,), jnp.int32)
+    source, length = jnp.full((1, 3), 30, jnp.int32), jnp.array([3], jnp.int32)
     graphdef, params = nnx.split(module)
 
     def hidden_at(params, position):
-        hidden, _ = nnx.merge(graphdef, params)(tokens, start, (), None)
+        copy = nnx.merge(graphdef, params)
+        hidden, _ = copy(tokens, start, copy.encode(source, length), None)
         return jnp.sum(jnp.sin(hidden[0, position]))
 
     gradient = jax.jit(jax.grad(hidden_at))
     for position in (0, 3, 7):
         found = gradient(params, position)
-        for name in ("embedding", "positions"):  # a GPT's, which are learned
+        for name, first in (("embedding", 20), ("positions", 0)):  # a GPT's, which are learned
             if name in found:
-                by_token = np.abs(found[name][...]).sum(-1)[:8]
+                by_token = np.abs(found[name][...]).sum(-1)[first : first + 8]
                 assert (by_token[: position + 1] > 0).all()
                 assert (by_token[position + 1 :] == 0).all()
 
 
-def test_a_query_sees_no_stale_slot(model, tokens):
+@pytest.mark.sweep
+def test_a_query_sees_no_stale_slot(case):
     """The derivative by the cache's content: before `start`, as far back as the window reaches,
     neither in the block nor on."""
+    model, inputs = case
     windows = getattr(model.module().config, "windows", (0,))
     reach = max(windows) if all(windows) else 99
-    context, cache = begin(model, tokens)
+    length = jnp.full((3,), inputs.prompt.shape[1], jnp.int32)
+    context, cache = jax.jit(base.started, static_argnums=2)(
+        model, inputs._replace(prompt_len=length), 16
+    )
     first = [2, 4, 7]
-    found = by_slot(model, tokens[:, :3], jnp.array(first, jnp.int32), context, cache)
+    found = by_slot(model, inputs.prompt[:, :3], jnp.array(first, jnp.int32), context, cache)
     for row, start in zip(np.asarray(found), first, strict=True):
         seen = [start - reach < slot < start for slot in range(len(row))]
         np.testing.assert_array_equal(row > 0, seen)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("width", [6, 12])
-def test_long_prompts_are_read_in_pieces(model, tokens, width, monkeypatch):
+def test_long_prompts_are_read_in_pieces(case, width, monkeypatch):
     """The hidden states and the caches are those of one call; rows end anywhere."""
-    prompt, prompt_len = tokens[:, :width], jnp.array([1, 4, width], jnp.int32)
-    inputs = Inputs(jnp.zeros((3, 0), jnp.int32), jnp.zeros((3,), jnp.int32), prompt, prompt_len)
+    model, inputs = case
+    ends = jnp.array([1, 4, width], jnp.int32)
+    inputs = inputs._replace(prompt=inputs.prompt[:, :width], prompt_len=ends)
 
     def read():
         hidden, cache = base.prefill(model, inputs, *model.start(inputs, 16))
@@ -131,29 +234,3 @@ def test_long_prompts_are_read_in_pieces(model, tokens, width, monkeypatch):
     assert jax.tree.structure(whole) == jax.tree.structure(pieces)
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(pieces), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=5e-5)
-
-
-@pytest.mark.parametrize("size", [8, 12])
-def test_packed_positions_are_those_of_a_whole_call(model, tokens, size):
-    """Rows read 2, 1 and 4 of their four tokens, after prompts of 1, 4 and 6, in a call of 8 or 12
-    positions; and the next call finds their slots in the cache."""
-    prompt_len, count = jnp.array([1, 4, 6], jnp.int32), jnp.array([2, 1, 4], jnp.int32)
-    prompt = jnp.where(jnp.arange(6)[None, :] < prompt_len[:, None], tokens[:, :6], 39)
-    context, cache = begin(model, prompt, prompt_len)
-    start = prompt_len - 1
-    blocks = [jnp.take_along_axis(tokens, at[:, None] + jnp.arange(4)[None, :], axis=1)
-              for at in (start, start + count)]  # fmt: skip
-
-    @jax.jit
-    def packed(model, block, start, context, cache):
-        packing = Packing.first(count, 4, size)
-        hidden, cache = model(block, start, context, cache, packing=packing)
-        return unpack(model.logits(hidden), packing), cache
-
-    whole, after = call(model, blocks[0], start, context, cache)
-    found, packed_after = packed(model, blocks[0], start, context, cache)
-    for row, (one, other) in enumerate(zip(found, whole, strict=True)):
-        some = slice(int(count[row]))
-        np.testing.assert_allclose(one[some], other[some], rtol=0, atol=5e-5)
-    ends = [call(model, blocks[1], start + count, context, c)[0] for c in (packed_after, after)]
-    np.testing.assert_allclose(*ends, rtol=0, atol=5e-5)

@@ -13,8 +13,7 @@ from specjax import decoding, drafters, rules
 from specjax.checkpoints.own import wrap
 from specjax.drafters import loading, ngram
 from specjax.drafters.base import Drafter, ModelDrafter
-from specjax.drafters.kangaroo import kangaroo
-from specjax.drafters.shallow import shallow
+from specjax.drafters.views import kangaroo, shallow
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rules import Token, at_position

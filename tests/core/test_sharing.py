@@ -1,9 +1,8 @@
-"""One encoder for a target and its drafter: how often it runs, which keys and values of the source
-are held, and what a shallow decoder stores. tests/core/test_parts.py enumerates the drafters."""
+"""One encoder for a target and its drafter: how often it runs, and which keys and values of the
+source are held. tests/core/test_parts.py enumerates the drafters."""
 
 import dataclasses
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +13,14 @@ import specjax
 from eagles import eagle_of
 from experiments.reproduce.sharing import apart
 from experiments.train import medusa
-from specjax import decoding, drafters
-from specjax.drafters import attached
-from specjax.drafters.kangaroo import kangaroo
-from specjax.drafters.shallow import Shallow, shallow
+from specjax import decoding
 from specjax.drafters.switch import switch
+from specjax.drafters.views import kangaroo, shallow
 from specjax.models.attention import TILE
 from specjax.models.t5 import T5
 from specjax.sampling import Sampling, row_keys
 from table_models import inputs_of
-from test_exits import PROMPTS, logits_of, pointers
+from test_exits import PROMPTS
 from test_int8 import in_int8
 from tiny_models import quick, random_model
 
@@ -120,7 +117,7 @@ def test_a_drafter_reads_what_it_would_have_encoded_itself():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=str(path))
 
 
-REFUSED = ("switch", "tree"), ("kangaroo", "int8")
+REFUSED = (("switch", "tree"),)
 NAMES, HOW = ("early_exit", "kangaroo", "shallow", "switch"), ("chain", "tree", "int8")
 CASES = [case for case in itertools.product(NAMES, HOW) if case not in REFUSED]
 
@@ -136,71 +133,3 @@ def test_greedy_tokens_are_those_of_plain_decoding(name, how):
     found = specjax.generate(target, DRAFTS[name][0](target), PROMPTS, **length, **options)
     assert found.tokens == plain.tokens
     assert found.drafted.sum() > 0
-
-
-# --- a shallow decoder --------------------------------------------------------------------------
-
-
-def trained(drafter: Shallow) -> Shallow:
-    """Another decoder, of weights near these."""
-    moved = jax.tree.map(lambda x: x + jnp.linspace(0, 0.1, x.size).reshape(x.shape), drafter.own)
-    return dataclasses.replace(drafter, own=moved)
-
-
-def test_its_directory_has_the_decoder_alone(tmp_path):
-    target = random_model("t5", 40)
-    begun = shallow(target, (0, 2))
-    exit_ = logits_of(specjax.early_exit(target, (0, 2)).model)
-    np.testing.assert_array_equal(logits_of(begun.model), exit_)
-    new = pointers(jax.tree.leaves(begun)) - pointers(jax.tree.leaves(target.model))
-    assert new == pointers(jax.tree.leaves(begun.own))
-    drafter = trained(begun)
-    expected = logits_of(drafter.model)
-    assert np.abs(expected - exit_).max() > 0.01
-    attached.save(tmp_path, drafter, target, dtype=np.float32)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["settings"] == {"encoder": "target", "layers": [0, 2]}
-    assert {name.split(".")[0] for name in drafter.tensors()} == {
-        "decoder", "decoder_norm", "decoder_bias",
-    }  # fmt: skip
-    again = drafters.load(str(tmp_path), target)
-    np.testing.assert_array_equal(logits_of(again.model), expected)
-    assert drafters.parameters(again, target) == sum(x.size for x in jax.tree.leaves(begun.own))
-    # As stored it does not depend on the platform's layout.
-    elsewhere = random_model("t5", 40, platform="gpu")
-    there = Shallow.from_tensors(drafter.settings(), drafter.tensors(), elsewhere)
-    np.testing.assert_allclose(logits_of(there.model), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_its_decoder_stays_in_floats_beside_int8(tmp_path):
-    """It starts as the floats that a target in int8 stands for, and loads beside one."""
-    target = random_model("t5", 40)
-    narrow = in_int8(target, cache=False)
-    begun, exact = (jax.tree.leaves(shallow(one, (0, 2)).own) for one in (narrow, target))
-    for one, other in zip(begun, exact, strict=True):
-        assert one.dtype == jnp.float32
-        assert jnp.abs(one - other).max() <= 0.501 * jnp.abs(other).max() / 127
-    assert any(jnp.any(one != other) for one, other in zip(begun, exact, strict=True))
-    attached.save(tmp_path, trained(shallow(target, 1)), target, dtype=np.float32)
-    of_floats, beside = (drafters.load(str(tmp_path), one) for one in (target, narrow))
-    for one, other in zip(jax.tree.leaves(of_floats.own), jax.tree.leaves(beside.own), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_what_it_refuses(tmp_path):
-    """Another target, with both names; another encoder; and a target without one."""
-    target, other = (
-        dataclasses.replace(random_model("t5", 40, seed=seed), name=f"target {seed}")
-        for seed in (0, 3)
-    )
-    drafter = shallow(target, 1)
-    attached.save(tmp_path, drafter, target)
-    words = "belongs to the target 'target 0', and 'target 3' has other weights"
-    with pytest.raises(ValueError, match=words):
-        drafters.load(str(tmp_path), other)
-    with pytest.raises(ValueError, match="other weights"):
-        specjax.generate(other, drafter, [[3, 1]])
-    with pytest.raises(ValueError, match="encoder='own' should be 'target'"):
-        Shallow.from_tensors({"encoder": "own", "layers": [0]}, drafter.tensors(), target)
-    with pytest.raises(ValueError, match=r"gpt2 has no encoder .* early_exit"):
-        shallow(random_model("gpt2", 12), 1)

@@ -11,13 +11,13 @@ import pytest
 import specjax
 import t5gemma_variants
 import test_mesh
+from gemma_equations import capped, run
+from model_calls import uncached
 from specjax.checkpoints import load, save
 from specjax.drafters import eagle
-from specjax.drafters.kangaroo import kangaroo
-from specjax.drafters.shallow import shallow
+from specjax.drafters.views import kangaroo, shallow
 from specjax.models.t5gemma import T5Gemma
 from test_families import near
-from test_gemma import capped, gelu, norm
 from tiny_models import slow
 
 VARIANTS = t5gemma_variants.VARIANTS
@@ -25,7 +25,7 @@ TEXTS = [[5, 9, 4, 7, 11, 3, 8, 2, 6], [8, 2, 6], [9, 7, 3, 5, 7, 2, 12], [4]]
 
 
 def by_hand(config, tensors, source, tokens):
-    """Logits (T, V) of one pair in float64, head by head and without a cache."""
+    """Logits (T, V) of one pair."""
     w = {name: array.astype(np.float64) for name, array in tensors.items()}
     newer = config.model_type == "t5gemma2"
     places = {"encoder": "model.encoder.text_model" if newer else "model.encoder"}
@@ -39,69 +39,17 @@ def by_hand(config, tensors, source, tokens):
             rows[ids == config.eoi_token_index] = w[f"{shared}.embed_tokens.eoi_embedding"]
         return rows
 
-    def run(stack, part, ids, encoded=None):
-        x, size, cap = embed(places[stack], ids), part.head_dim, part.attn_logit_softcapping
-        groups = part.num_attention_heads // part.num_key_value_heads
-        offset = np.arange(len(ids))[None, :] - np.arange(len(ids))[:, None]  # key − query
-        for i, window in enumerate(part.windows):
-            layer = f"{places[stack]}.layers.{i}"
-            if encoded is not None:
-                seen = (offset <= 0) & (offset > -(window or len(ids)))
-            elif not window:
-                seen = offset == offset
-            elif newer:  # as many as the window in all
-                seen = (offset > -((window + 1) // 2)) & (offset <= window // 2)
-            else:
-                seen = abs(offset) <= window
-            rope = part.local_rope if window and part.local_rope else part.rope
-            speed = rope.theta ** (-2 * np.arange(size // 2) / size) / rope.factor
-            turn = np.exp(1j * np.arange(len(ids))[:, None] * speed)
+    def sees(offset, window):
+        if not window:
+            return offset == offset
+        if newer:  # as many as the window in all
+            return (offset > -((window + 1) // 2)) & (offset <= window // 2)
+        return abs(offset) <= window
 
-            def linear(name, x, layer=layer):
-                bias = w.get(f"{layer}.{name}.bias", 0)
-                return x @ w[f"{layer}.{name}.weight"].T + bias
-
-            def scaled(name, x, layer=layer):
-                return norm(x, w[f"{layer}.{name}.weight"]) if f"{layer}.{name}.weight" in w else x
-
-            def turned(head, turn=turn):
-                pairs = (head[:, : size // 2] + 1j * head[:, size // 2 :]) * turn
-                return np.concatenate([pairs.real, pairs.imag], axis=-1)
-
-            def attend(name, inputs, sources, linear=linear, scaled=scaled, turned=turned):
-                """Attend to `sources`: what is read, seen, and whether it has positions."""
-                heads = []
-                for h in range(part.num_attention_heads):
-                    own, shared = (slice(j * size, (j + 1) * size) for j in (h, h // groups))
-                    query = scaled(f"{name}.q_norm", linear(f"{name}.q_proj", inputs)[:, own])
-                    query = turned(query) if name == "self_attn" else query
-                    scores, values = [], []
-                    for read, seen, placed in sources:
-                        key = scaled(f"{name}.k_norm", linear(f"{name}.k_proj", read)[:, shared])
-                        one = query @ (turned(key) if placed else key).T
-                        one = capped(one / part.query_pre_attn_scalar**0.5, cap)
-                        scores.append(np.where(seen, np.exp(one), 0))
-                        values.append(linear(f"{name}.v_proj", read)[:, shared])
-                    weights = np.concatenate(scores, axis=1)
-                    weights /= weights.sum(-1, keepdims=True)
-                    heads.append(weights @ np.concatenate(values))
-                return linear(f"{name}.o_proj", np.concatenate(heads, axis=-1))
-
-            inputs = scaled("pre_self_attn_layernorm", x)
-            sources = [(inputs, seen, True)]
-            if encoded is not None and newer:
-                sources.append((encoded, True, False))
-            x = x + scaled("post_self_attn_layernorm", attend("self_attn", inputs, sources))
-            if encoded is not None and not newer:
-                inputs = scaled("pre_cross_attn_layernorm", x)
-                mixed = attend("cross_attn", inputs, [(encoded, True, False)])
-                x = x + scaled("post_cross_attn_layernorm", mixed)
-            inputs = scaled("pre_feedforward_layernorm", x)
-            inner = gelu(linear("mlp.gate_proj", inputs)) * linear("mlp.up_proj", inputs)
-            x = x + scaled("post_feedforward_layernorm", linear("mlp.down_proj", inner))
-        return norm(x, w[f"{places[stack]}.norm.weight"])
-
-    hidden = run("decoder", config, tokens, run("encoder", config.encoder, source))
+    read = embed(places["encoder"], source)
+    encoded = run(w, places["encoder"], config.encoder, read, sees)
+    read = embed(places["decoder"], tokens)
+    hidden = run(w, places["decoder"], config, read, encoded=encoded, merged=newer)
     table = places["encoder" if newer else "decoder"]
     head = w.get("lm_head.out_proj.weight", w[f"{table}.embed_tokens.weight"])
     return capped(hidden @ head.T, config.final_logit_softcapping)
@@ -112,15 +60,7 @@ def test_logits_are_those_of_the_equations(name, tmp_path):
     made = VARIANTS[name]
     found = load(t5gemma_variants.write(tmp_path, made))
     source, lengths, tokens = t5gemma_variants.inputs(made)
-
-    @jax.jit
-    def logits_of(model):
-        module = model.module()
-        context = module.encode(jnp.asarray(source), jnp.asarray(lengths))
-        start = jnp.zeros((len(tokens),), jnp.int32)
-        return model.logits(module(jnp.asarray(tokens), start, context, None)[0])
-
-    logits = np.asarray(logits_of(found.model))
+    logits = np.asarray(uncached(found.model, *map(jnp.asarray, (tokens, source, lengths))))
     assert len(np.unique(logits.argmax(-1))) > 5
     tensors = t5gemma_variants.tensors(made)
     for i, length in enumerate(lengths):

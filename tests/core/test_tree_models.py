@@ -1,24 +1,19 @@
-"""Trees through every family of models and every drafter: caches, tokens, refusals."""
+"""Trees through every family and every drafter: tokens, refusals. `check_model` has the caches."""
 
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import eagles
 import specjax
 from experiments.train import medusa
-from specjax import decoding, drafters
 from specjax import sampling as smp
 from specjax.drafters import ngram
 from specjax.measure import metrics
-from specjax.models import attention, llama
-from specjax.trees import fixed
-from specjax.trees.nodes import layout, lineage, path_to
 from specjax.tuning.ranks import acceptance_by_rank
-from tiny_models import QWENS, VARIANTS, random_model, slow
+from tiny_models import random_model, slow
 
 pytestmark = pytest.mark.sweep
 
@@ -28,84 +23,6 @@ def _programs_of_one_test():
     """There are many of them, see conftest.py."""
     yield
     jax.clear_caches()
-
-
-TREE = fixed(paths=((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (2, 0, 0)))
-
-
-def inputs_for(target, rows=3):
-    rng = np.random.default_rng(5)
-    texts = [rng.integers(3, target.model.vocab_size, size=n).tolist() for n in (7, 2, 5)][:rows]
-    return decoding.pack_for(target, texts, rows=rows)
-
-
-@pytest.mark.parametrize("family", ["t5", "llama", *map(slow, ("gpt2", *VARIANTS, *QWENS))])
-def test_a_tree_in_one_call_is_each_path_by_itself(family):
-    """Hidden states of all nodes, and the cache after a path has been moved together, in rows whose
-    texts are of different lengths."""
-    target = random_model(family, 12)
-    model, inputs = target.model, inputs_for(target)
-    rng = np.random.default_rng(1)
-    known = jnp.asarray(rng.integers(3, 12, size=(3, 5)), jnp.int32)  # behind the prompt
-    length = inputs.prompt_len - 1 + jnp.array([5, 3, 4])
-
-    @jax.jit
-    def before(model):
-        context, cache = drafters.base.started(model, inputs, 40)
-        _, cache = model(known, inputs.prompt_len - 1, context, cache)
-        return context, cache
-
-    @jax.jit
-    def call(model, tokens, layout=None):
-        return model(tokens, length, *before(model), layout)
-
-    @jax.jit
-    def moved(model, written, lines, node):
-        return model.compact(written, length, path_to(lines, jnp.full((3,), node)))
-
-    tokens = jnp.asarray(rng.integers(3, 12, size=(3, TREE.nodes + 1)), jnp.int32)
-    depth = jnp.asarray(TREE.depths)[None, :]
-    lines = jax.jit(lineage, static_argnums=2)(jnp.asarray(TREE.parent)[None, :], depth, TREE.depth)
-    found, written = call(model, tokens, jax.jit(layout)(lines, depth))
-    for node in range(TREE.nodes + 1):
-        path = [int(n) for n in lines[0, node] if n <= TREE.nodes]
-        wanted, fed = call(model, tokens[:, jnp.array(path)])
-        np.testing.assert_allclose(found[:, node], wanted[:, -1], rtol=2e-5, atol=2e-5)
-        pairs = map(jax.tree.leaves, (moved(model, written, lines, node), fed))
-        kept = np.arange(attention.TILE)[None, :] < np.asarray(length + len(path))[:, None]
-        for one, other in zip(*pairs, strict=True):
-            by_row = one.shape[2] == attention.TILE
-            there = kept[:, None, :, None] if by_row else kept[:, None, None, :]
-            one, other = (np.where(there, x, 0) for x in (one, other))
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "part"), [("llama", "Rotation"), slow(("qwen2", "causal_bias"))]
-)
-def test_a_tree_that_forgets_depths_is_another(family, part, monkeypatch):
-    """The test above would see positions by slot, and windows by slot."""
-    target = random_model(family, 12)
-    context, cache = drafters.base.started(target.model, inputs_for(target), 40)
-    tokens = jnp.full((3, TREE.nodes + 1), 5, jnp.int32)
-    depth = jnp.asarray(TREE.depths)[None, :]
-    lines = lineage(jnp.asarray(TREE.parent)[None, :], depth, TREE.depth)
-    start, tree = jnp.array([6, 1, 4]), layout(lines, depth)
-    slots = jnp.arange(TREE.nodes + 1)[None, :]
-
-    class BySlot(llama.Rotation):
-        @classmethod
-        def at(cls, positions, *config):
-            return super().at(start[:, None] + slots, *config)
-
-    def by_slot(*args):
-        return attention.causal_bias(*args[:-1], args[-1]._replace(depth=slots))
-
-    one, _ = target.model(tokens, start, context, cache, tree)
-    monkeypatch.setattr(llama, part, {"Rotation": BySlot, "causal_bias": by_slot}[part])
-    other, _ = target.model(tokens, start, context, cache, tree)
-    assert float(jnp.abs(one - other)[:, -1].max()) > 1e-2
 
 
 FIXED, BEST = "fixed(3, 2, 1)", "best_first(width=3, depth=3, nodes=8)"

@@ -253,13 +253,13 @@ def refused(directory, kind, *, target, draft):
 
 def attach(directory, kind, *, drafter):
     """Write an untrained drafter of the target."""
-    from specjax.drafters import attached, eagle, kangaroo, shallow
+    from specjax.drafters import attached, eagle, views
 
     target = checkpoints.load(directory / kind / "target")
     make = {
         "eagle": eagle.fresh,
-        "kangaroo": lambda target: kangaroo.kangaroo(target, 1),
-        "shallow": lambda target: shallow.shallow(target, 1),
+        "kangaroo": lambda target: views.kangaroo(target, 1),
+        "shallow": lambda target: views.shallow(target, 1),
     }
     found = make[drafter](target)
     attached.save(directory / kind / drafter, found, target, dtype=np.float32)

@@ -11,13 +11,22 @@ from specjax.models.attention import KV
 from specjax.types import Inputs
 
 
+def example(variants, variant):
+    """Tokens (B, T) of a variant, its source (B, S), which may have width 0, and the lengths."""
+    if hasattr(variants, "inputs"):
+        source, lengths, tokens = variants.inputs(variant)
+        return tuple(map(jnp.asarray, (tokens, source, lengths)))
+    tokens = jnp.asarray(variants.texts())
+    return tokens, jnp.zeros((len(tokens), 0), jnp.int32), jnp.zeros((len(tokens),), jnp.int32)
+
+
 @jax.jit
-def uncached(model, tokens):
-    """Logits (B, T, V) of whole texts of a decoder-only model in one call, as in training."""
-    module, batch = model.module(), len(tokens)
-    context = module.encode(jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch,), jnp.int32))
-    hidden, _ = module(tokens, jnp.zeros((1,), jnp.int32), context, None)
-    return model.logits(hidden)
+def uncached(model, tokens, source=None, source_len=None):
+    """Logits (B, T, V) of whole texts in one call, as in training."""
+    module, zeros = model.module(), jnp.zeros((len(tokens),), jnp.int32)
+    source = jnp.zeros((len(tokens), 0), jnp.int32) if source is None else source
+    context = module.encode(source, zeros if source_len is None else source_len)
+    return model.logits(module(tokens, zeros, context, None)[0])
 
 
 @functools.partial(jax.jit, static_argnames="buffer_len")

@@ -19,7 +19,7 @@ import mesh_worker
 import train_worker
 from specjax import autoregressive, checkpoints, loop, speculative
 from specjax.drafters.base import ModelDrafter
-from specjax.models import sharding
+from specjax.models import meshes, sharding
 from specjax.models.sharding import Placement
 from specjax.policies import constant
 from specjax.rules import Token
@@ -50,7 +50,7 @@ def mesh_of(topology):
     """The mesh of a text, of these devices."""
 
     def made(text):
-        sizes = sharding.sizes_of(text)
+        sizes = meshes.sizes_of(text)
         return topologies.make_mesh(topology, tuple(sizes.values()), tuple(sizes))
 
     return made

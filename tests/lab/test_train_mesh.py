@@ -36,6 +36,7 @@ from experiments.train.modes import Drop
 from specjax import checkpoints, generate, tasks
 from specjax.models import sharding
 from specjax.models.llama import Gemma2Config
+from specjax.models.meshes import sizes_of
 from specjax.models.sharding import Placement
 from specjax.models.t5 import T5Config
 from specjax.models.t5gemma import T5GemmaConfig
@@ -78,7 +79,7 @@ def test_a_device_holds_its_part_and_the_plan_says_it(found, mesh):
     held = need.weights, training._held(state, layout.of_matrices(state))
     assert found[mesh]["held"] == list(held)
     assert found[mesh]["kept"]
-    ways = sharding.sizes_of(mesh).get("model", 1)
+    ways = sizes_of(mesh).get("model", 1)
     assert found[mesh]["held"][0] < 1.2 * found[""]["held"][0] / ways
 
 

@@ -2,7 +2,7 @@
 `train_drafter` runs it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,20 +10,29 @@ from jaxtyping import Int
 
 from experiments.train import divergences
 from experiments.train.train_drafter import Known, Losses, Trainer, read
-from specjax.drafters.kangaroo import Kangaroo, kangaroo
-from specjax.drafters.shallow import Shallow, shallow
+from specjax.drafters import views
+from specjax.drafters.views import View
 from specjax.models.checkpoint import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelTrainer(Trainer):
-    """The loss of drafters that are models: a divergence from the target."""
+class ViewTrainer(Trainer):
+    """The start and the loss of a view of its target: a divergence from the target."""
 
+    make: ClassVar[Any]
+    """The function of `specjax.drafters.views` that makes the view."""
+    layers: Any
+    """The argument of `make`."""
     divergence: str = "forward_kl"
     """From the target's distribution: see `divergences.parse`. Kangaroo's own is the cross-entropy
     with it, forward KL but for a constant."""
 
-    def loss(self, drafter: Kangaroo | Shallow, known: Known, key: Any) -> Losses:
+    def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> View:
+        """An early exit: nothing in it is random."""
+        del counts, seed
+        return type(self).make(target, self.layers)
+
+    def loss(self, drafter: View, known: Known, key: Any) -> Losses:
         """The divergence at each position, and α: Σ min(target, draft)."""
         del key
         _, draft = read(drafter.model, known.tokens, known.source, known.source_len)
@@ -37,26 +46,18 @@ class ModelTrainer(Trainer):
 
 
 @dataclasses.dataclass(frozen=True)
-class KangarooTrainer(ModelTrainer):
-    """What `train_drafter` needs of a Kangaroo."""
+class KangarooTrainer(ViewTrainer):
+    """The trainer of a Kangaroo."""
 
+    make = staticmethod(views.kangaroo)
     layers: int = 2
-    """Of the target that run before the adapter."""
-
-    def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Kangaroo:
-        """An early exit of one layer more: nothing in it is random."""
-        del counts, seed
-        return kangaroo(target, self.layers)
+    """The number of the target's layers that run before the adapter."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ShallowTrainer(ModelTrainer):
-    """What `train_drafter` needs of a shallow decoder. The target's encoder is frozen."""
+class ShallowTrainer(ViewTrainer):
+    """The trainer of a shallow decoder. The target's encoder is frozen."""
 
+    make = staticmethod(views.shallow)
     layers: tuple[int, ...] = (0, 5)
-    """Of the target's decoder, with which it starts."""
-
-    def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Shallow:
-        """An early exit of these layers: nothing in it is random."""
-        del counts, seed
-        return shallow(target, self.layers)
+    """The layers of the target's decoder with which it starts."""
