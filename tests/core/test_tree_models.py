@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import eagles
 import specjax
-from experiments.train import medusa
 from specjax import decoding, drafters
 from specjax import sampling as smp
 from specjax.drafters import ngram
 from specjax.measure import metrics
-from specjax.models import attention, llama
+from specjax.models import attention
 from specjax.trees import fixed
 from specjax.trees.nodes import layout, lineage, path_to
 from specjax.tuning.ranks import acceptance_by_rank
@@ -80,36 +78,7 @@ def test_a_tree_in_one_call_is_each_path_by_itself(family):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "part"), [("llama", "Rotation"), slow(("qwen2", "causal_bias"))]
-)
-def test_a_tree_that_forgets_depths_is_another(family, part, monkeypatch):
-    """The test above would see positions by slot, and windows by slot."""
-    target = random_model(family, 12)
-    context, cache = drafters.base.started(target.model, inputs_for(target), 40)
-    tokens = jnp.full((3, TREE.nodes + 1), 5, jnp.int32)
-    depth = jnp.asarray(TREE.depths)[None, :]
-    lines = lineage(jnp.asarray(TREE.parent)[None, :], depth, TREE.depth)
-    start, tree = jnp.array([6, 1, 4]), layout(lines, depth)
-    slots = jnp.arange(TREE.nodes + 1)[None, :]
-
-    class BySlot(llama.Rotation):
-        @classmethod
-        def at(cls, positions, *config):
-            return super().at(start[:, None] + slots, *config)
-
-    def by_slot(*args):
-        return attention.causal_bias(*args[:-1], args[-1]._replace(depth=slots))
-
-    one, _ = target.model(tokens, start, context, cache, tree)
-    monkeypatch.setattr(llama, part, {"Rotation": BySlot, "causal_bias": by_slot}[part])
-    other, _ = target.model(tokens, start, context, cache, tree)
-    assert float(jnp.abs(one - other)[:, -1].max()) > 1e-2
-
-
 FIXED, BEST = "fixed(3, 2, 1)", "best_first(width=3, depth=3, nodes=8)"
-WIDE = "best_first(width=9, depth=2, nodes=15)"
 
 
 @pytest.mark.parametrize(
@@ -141,35 +110,6 @@ def shaken(model, noise=0.03):
     """The same model with some noise on every weight."""
     rng = np.random.default_rng(3)
     return jax.tree.map(lambda x: x + noise * rng.normal(size=x.shape).astype(x.dtype), model)
-
-
-@pytest.mark.parametrize(
-    ("family", "kind", "tree"),
-    [
-        ("t5", "medusa", FIXED), ("llama", "eagle 3", BEST), ("llama", "lookup", FIXED),
-        *map(slow, (
-            ("t5", "eagle 1", WIDE), ("llama", "eagle 1", FIXED), ("t5", "hydra", BEST),
-            ("llama", "bigram", BEST),
-        )),
-    ],
-)  # fmt: skip
-def test_every_drafter_that_branches(family, kind, tree):
-    """Greedy identity with drafters that read the target, and with those that read text alone; each
-    is right now and then."""
-    target = eagles.target_of(family, 12)
-    texts = [[3, 4, 5, 6, 7, 3, 4], [8, 9, 8], [10, 3, 4, 4]]
-    plain = specjax.generate(target, None, texts, max_new_tokens=13)
-    made = {
-        "eagle 1": lambda: eagles.eagle_of(target, 1),
-        "eagle 3": lambda: eagles.eagle_of(target, 3),
-        "medusa": lambda: medusa.init(target.model, heads=3),
-        "hydra": lambda: medusa.init(target.model, heads=3, hydra=True),
-        "lookup": lambda: ngram.PromptLookup(12, matches=2),
-        "bigram": lambda: ngram.bigram(ngram.count(plain.tokens, 12, 0)),
-    }[kind]()
-    found = specjax.generate(target, made, texts, max_new_tokens=13, tree=tree)
-    assert found.tokens == plain.tokens
-    assert found.accepted.sum() > 0
 
 
 @pytest.mark.parametrize(

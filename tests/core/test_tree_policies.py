@@ -121,15 +121,6 @@ def outputs(method, budget=12):
     return [row[:n].tolist() for row, n in zip(state.tokens, state.length.tolist(), strict=True)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", ["mixed", slow("best first")])
-def test_narrower_passes_change_no_token(shape):
-    tree = SHAPES[shape]
-    for policy in (ErraticNodes(), nodes(Costs(0.0, [1.0, 1.1, 1.2, 1.3, 1.4]), every=2)):
-        full = made(tree, policy)
-        assert outputs(full) == outputs(dataclasses.replace(full, widths=(1, 2, 4)))
-
-
 @pytest.mark.sweep
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_first_nodes_count(shape):
