@@ -52,7 +52,8 @@ slow: .venv/test.stamp  ## whole sweeps and long tests, compiled as users compil
 # PIP_EXTRA_INDEX_URL); elsewhere on Linux it brings its CUDA libraries along.
 parity: .venv/test.stamp  ## the tests against live PyTorch, which is installed for them
 	$(INSTALL) torch==2.13.0 sentencepiece==0.2.3 protobuf
-	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m torch
+	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m torch \
+	  $(shell grep -rl 'mark\.torch' tests --include='test_*.py')
 
 lint: .venv/test.stamp  ## ruff (rules and format), and the prose of docstrings, comments and pages
 	$(BIN)/ruff check .

@@ -80,6 +80,13 @@ def on_cpu():
 
 
 @pytest.fixture
+def double():
+    """Floats of 64 bits."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
 def standard_promotion():
     """JAX's ordinary casts, for tests that train: optax divides integer step counts by floats."""
     with jax.numpy_dtype_promotion("standard"):

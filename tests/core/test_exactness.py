@@ -77,12 +77,6 @@ def policy_of(name):
     return OneOf(tuple(ALL.values()), jnp.int32(list(ALL).index(name))), 2
 
 
-@pytest.fixture
-def double():
-    with jax.enable_x64(True):
-        yield
-
-
 def method_of(target, drafter, distribution, rule, policy, gamma_max) -> speculative.Speculative:
     eos = jnp.int32([EOS])
     drafter = ModelDrafter(drafter)

@@ -26,12 +26,6 @@ from table_models import inputs_of, random_table
 IDS, FEWER, EOS, BUDGET = 4, 3, 3, 4  # EOS is one of the ids that the draft lacks
 
 
-@pytest.fixture
-def double():
-    with jax.enable_x64(True):
-        yield
-
-
 def of(seed, size, **options):
     return specjax.wrap(random_table(seed, size), **options)
 

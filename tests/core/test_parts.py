@@ -32,13 +32,6 @@ from toy_policies import (
     library,
 )
 
-
-@pytest.fixture
-def double():
-    with jax.enable_x64(True):
-        yield
-
-
 # --- The package's own --------------------------------------------------------------------------
 
 RULE_SETTINGS = {"lenient": {"lenience": 0.3}}

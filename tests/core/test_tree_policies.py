@@ -31,12 +31,6 @@ from toy_policies import Erratic
 RULE = rules.Token()
 
 
-@pytest.fixture
-def double():
-    with jax.enable_x64(True):
-        yield
-
-
 # Deep nodes stand before shallow ones: a part of it is no part by levels.
 MIXED = FixedTree((0, 1, 0, 1))
 SHAPES = {"mixed": MIXED, "best first": BestFirst(width=2, depth=2, nodes=4)}

@@ -30,12 +30,6 @@ EOS = 2
 PROMPT = [1, 0]
 
 
-@pytest.fixture
-def double():
-    with jax.enable_x64(True):
-        yield
-
-
 # --- the rules alone: one round, every drawn token ------------------------------------------------
 
 RULES = {"follow": Follow(), "sibling": Sibling(), "traversal": Traversal()}
