@@ -100,7 +100,7 @@ def biases(
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("rule", "distribution", "policy"), covering(RULES, SAMPLINGS, POLICIES, count=14)
+    ("rule", "distribution", "policy"), covering(RULES, SAMPLINGS, POLICIES, count=8)
 )
 def test_enumerated_distribution_is_the_targets(rule, distribution, policy, double):
     """All outputs of up to 6 tokens over 3, EOS and the length limit included: TV < 1e-12."""
@@ -109,8 +109,7 @@ def test_enumerated_distribution_is_the_targets(rule, distribution, policy, doub
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("distribution", ["greedy", "warm"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "distribution"), covering(RULES, ["greedy", "warm"]))
 def test_narrower_passes(rule, distribution, double):
     """Drafts of 0 to 3 tokens, γ_max = 3, with passes of 1 and 2 positions too: TV < 1e-12."""
     target, inputs = random_table(1), inputs_of([PROMPT])
@@ -294,8 +293,10 @@ def test_speculative_samples_follow_the_target(rule, distribution, policy):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("rule", [Token(), Gumbel()])
-@pytest.mark.parametrize("distribution", ["warm", "top-k", "top-p"])
+@pytest.mark.parametrize(
+    ("distribution", "rule"),
+    [("top-k", Token()), *map(slow, (("warm", Gumbel()), ("warm", Token()), ("top-p", Token())))],
+)
 def test_autoregressive_samples_follow_the_target(distribution, rule):
     """114,688 outputs of up to 4 tokens: p > 1e-4."""
     distribution = Sampling(**SAMPLINGS[distribution])
@@ -333,7 +334,7 @@ class EverySlotAlike(Dice):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("dice", [NextLikeDraft, EveryRoundAlike, EverySlotAlike])
+@pytest.mark.parametrize("dice", [NextLikeDraft, *map(slow, (EveryRoundAlike, EverySlotAlike))])
 def test_chi_square_sees_a_faulty_key(dice):
     """Each reuse of a key gives p < 1e-4 by the same loop and test, with n = 32,768 already."""
 

@@ -15,6 +15,7 @@ from specjax.drafters import base
 from specjax.models.layers import arrange
 from specjax.models.packing import Packing, unpack
 from specjax.types import Inputs
+from tiny_models import quick
 
 pytestmark = pytest.mark.sweep
 
@@ -30,7 +31,7 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=quick(VARIANTS, "gpt", "qwen2", "gemma2"))
 def model(request, tmp_path_factory):
     variants, name = VARIANTS[request.param]
     directory = tmp_path_factory.mktemp(request.param)

@@ -29,6 +29,7 @@ from specjax.support import named
 from specjax.testing.enumeration import output_distribution
 from table_models import chain, inputs_of, logits_after, random_table
 from test_observe import Echo
+from tiny_models import slow
 from toy_policies import Erratic
 
 
@@ -94,9 +95,9 @@ def bigram() -> ngram.Bigram:
 @pytest.mark.parametrize(
     ("choice", "temperature", "policy"),
     [
-        *((name, 1.0, constant(2)) for name in CHOICES),
+        *(slow((name, 1.0, constant(2))) for name in CHOICES),
         ("bandit", 0.7, Erratic()),
-        ("fickle", 0.0, Erratic()),
+        slow(("fickle", 0.0, Erratic())),
     ],
 )
 def test_enumerated_distribution_is_the_targets(choice, temperature, policy):
