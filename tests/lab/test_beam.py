@@ -359,15 +359,6 @@ def test_both_lower_for_every_platform():
     )
 
 
-@pytest.mark.usefixtures("double")
-def test_numbers_compile_nothing_new():
-    target, draft, eos, penalty = case(3, 5)
-    fast(target, draft, eos, penalty, shape=(3, 3, 1))
-    size = beam.speculative._cache_size()
-    fast(draft, target, eos + 1, penalty + 0.5, shape=(3, 3, 1))
-    assert beam.speculative._cache_size() == size
-
-
 # Texts.
 
 
@@ -458,46 +449,3 @@ def test_errors(shape, message):
 
 
 # Against transformers.
-
-
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("penalty", [0.0, 0.8])
-def test_transformers_finds_the_same_beams(penalty, tmp_path):
-    """`generate` with early_stopping="never", which stops only where nothing can improve."""
-    torch = pytest.importorskip("torch")
-    from transformers import T5ForConditionalGeneration
-
-    directory = t5_variants.write(tmp_path / "target", t5_variants.VARIANTS["v1_1"])
-    ours = load(directory, dtype=jnp.float32)
-    theirs = T5ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
-    for seed in range(4):
-        source = np.random.default_rng(seed).integers(2, 40, size=(1, 7), dtype=np.int32)
-        output = theirs.generate(
-            torch.tensor(source, dtype=torch.long),
-            num_beams=4,
-            num_return_sequences=4,
-            max_new_tokens=12,
-            eos_token_id=[1, 7, 9, 30],
-            length_penalty=penalty,
-            early_stopping="never",
-            do_sample=False,
-            output_scores=True,
-            return_dict_in_generate=True,
-        )
-        state = beam.search(
-            ours.model,
-            inputs_of([[0]], source.tolist()),
-            jnp.int32([12]),
-            jnp.int32([1, 7, 9, 30]),
-            penalty,
-            width=4,
-            buffer_len=16,
-        )
-        hypotheses = found(state)[0]
-        for (tokens, score), row, other in zip(
-            hypotheses, output.sequences, output.sequences_scores, strict=True
-        ):
-            assert row[1 : 1 + len(tokens)].tolist() == tokens
-            assert not row[1 + len(tokens) :].any()
-            assert score == pytest.approx(float(other), abs=1e-4)
