@@ -1,7 +1,13 @@
-"""The paper's setup: what its configs say, and how large the models are that they name."""
+"""The paper's setup: each config as it stands, but for lengths and counts.
 
+Hub names are looked up as directories first, so tiny models of both architectures and tiny corpora
+in the hub's layout stand in for what the names mean.
+"""
+
+import dataclasses
 import functools
 import pathlib
+import re
 from typing import NamedTuple
 
 import jax
@@ -9,16 +15,128 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 import command_line
+import corpora
+import t5_variants
 from configs import paper as paper_config
 from experiments.reproduce import printed, scores
-from specjax import tasks
+from specjax import checkpoints, generate, tasks
 from specjax.batching import bucket
 from specjax.models.t5 import T5, T5Config
 from specjax.types import Inputs
+from tiny_models import quick
 
 DOC = command_line.ROOT / "experiments" / "reproduce" / "README.md"
+
+
+# --- the configs run ---------------------------------------------------------------------------
+
+PADDING = 28  # rows of the embedding beyond the tokenizer's ids, as T5 has
+# Added to each weight, in units of its deviation: the larger a draft, the nearer its target.
+NOISE = {"small": 0.1, "base": 0.05, "large": 0.02}
+LENGTHS = {"gamma": 3, "max_new_tokens": 16}
+SAMPLES = 40  # outputs of each input, at temperature 1
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A directory with all that the configs name: google-t5/…, google/…, wmt/… and abisee/…."""
+    root = tmp_path_factory.mktemp("hub")
+    corpora.write(root)
+    tokenizer = make_tokenizer()
+    for prefix, targets, variant in (
+        ("google-t5/t5-", ("3b", "11b"), t5_variants.VARIANTS["v1_0"]),
+        ("google/flan-t5-", ("xl", "xxl"), t5_variants.VARIANTS["v1_1"]),
+    ):
+        sizes = {
+            "vocab_size": len(tokenizer) + PADDING, "num_layers": 1, "num_decoder_layers": 1
+        }  # fmt: skip
+        variant = dataclasses.replace(variant, config={**variant.config, **sizes})
+        untrained = checkpoints.load(t5_variants.write(root / variant.name, variant))
+        # Words that end a row, so that some rows end early.
+        eos_ids = (1, *range(10, len(tokenizer), 30))
+        made = dataclasses.replace(untrained, tokenizer=tokenizer, eos_ids=eos_ids)
+        for size in targets:
+            checkpoints.save(root / f"{prefix}{size}", changed(made, 0.0))
+        for size, noise in NOISE.items():
+            checkpoints.save(root / f"{prefix}{size}", changed(made, noise))
+    return root
+
+
+def make_tokenizer():
+    """An id for each word and mark of the corpora: whatever a model says can be scored."""
+    texts = (
+        text for d in (corpora.GERMAN, corpora.HIGHLIGHTS) for pair in d.items() for text in pair
+    )
+    words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text)})
+    ids = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(ids, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", None, [("</s>", 1)])
+    specials = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **specials)
+
+
+def changed(checkpoint, noise):
+    """With noise on each weight, and then surer of its next token, for which it looks to its input.
+
+    As they are, a random T5 with a tied head only repeats itself.
+    """
+    rng = np.random.default_rng(0)
+    factors = {"['cross']['query']": 3, "['cross']['output']": 10, "decoder_norm": 4}
+    if checkpoint.config.scale_decoder_outputs:
+        factors["decoder_norm"] = 4 * checkpoint.config.d_model**0.5
+
+    def change(path, weight):
+        moved = weight + noise * weight.std() * rng.normal(size=weight.shape).astype(np.float32)
+        name = jax.tree_util.keystr(path)
+        return moved * next((by for part, by in factors.items() if part in name), 1)
+
+    params = jax.tree_util.tree_map_with_path(change, checkpoint.model.params)
+    return dataclasses.replace(
+        checkpoint, model=dataclasses.replace(checkpoint.model, params=params)
+    )
+
+
+@pytest.mark.parametrize("name", quick(paper_config.CHOICES, "t5-11b_cnn-dm"))
+def test_methods_agree_as_the_config_says(name, root, monkeypatch):
+    monkeypatch.chdir(root)
+    config = paper_config.get_config(name)
+    pairs = tasks.load(config.task, config.split, files=config.data_dir)
+    texts = [pair.input for pair in pairs]
+    target = checkpoints.load(config.target, dtype=jnp.dtype(config.dtype))
+    drafts = [checkpoints.load(path, dtype=jnp.dtype(config.dtype)) for path in config.drafts]
+    assert config.temperatures == (0, 1)
+
+    def decode(checkpoint, draft, **options):
+        options = {**LENGTHS, "max_source_len": config.max_source_len, **options}
+        return generate(checkpoint, draft, texts, **options)
+
+    greedy = decode(target, None, batch_size=config.batch_size)
+    assert len(set(greedy.texts)) > len(texts) / 2
+    for draft in drafts:
+        result = decode(target, draft, batch_size=config.batch_size)
+        assert result.tokens == greedy.tokens
+        assert result.accepted.sum() > 0
+        found = scores.agree(
+            config.metric, result.texts, greedy.texts, [pair.target for pair in pairs]
+        )
+        assert found.identical == 1
+        assert found.within
+
+    # The models know no German, but their draws resemble the most likely outputs.
+    references = [text for text in greedy.texts for _ in range(SAMPLES)]
+    sampled = {"temperature": 1.0, "samples": SAMPLES, "batch_size": 64}
+    plain = decode(target, None, key=jax.random.key(0), **sampled)
+    result = decode(target, drafts[0], key=jax.random.key(1), **sampled)
+    assert result.tokens != plain.tokens
+    found = scores.agree(config.metric, result.texts, plain.texts, references)
+    assert found.within
+    alone = decode(drafts[0], None, key=jax.random.key(1), **sampled)
+    assert not scores.agree(config.metric, alone.texts, plain.texts, references).within
 
 
 # --- what the configs say ----------------------------------------------------------------------
