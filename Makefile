@@ -7,8 +7,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c r
 METADATA := setup.cfg requirements.lock
 # Tests compile much and compute little: most of their time went into what makes programs fast, and
 # into cutting them into parts for threads that other tests keep busy. Flags of XLA that do not exist
-# end the process: these are for the version in requirements.lock.
-QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
+# end the process: these are for the version in requirements.lock. Programs are kept, for the other
+# process and for the next run.
+QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 SPECJAX_TESTS_CACHE=.jax_cache/tests \
   XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .DEFAULT_GOAL := help
@@ -39,8 +40,7 @@ results: setup  ## the whole reports, of both embedded families and of the formu
 	$(BIN)/python -m experiments.theory --workdir=runs/results/theory
 
 quick: lint types  ## lint, types and the core's tests but for sweeps
-	$(QUICKLY) SPECJAX_TESTS_CACHE=.jax_cache/tests $(BIN)/python -m pytest -q -n 2 \
-	  --dist loadscope -m "not slow and not sweep" tests/core
+	$(QUICKLY) $(BIN)/python -m pytest -q -n 2 --dist loadscope -m "not slow and not sweep" tests/core
 
 test: .venv/test.stamp  ## the tests, but for slow ones and those that need PyTorch
 	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow and not torch"
@@ -52,7 +52,8 @@ slow: .venv/test.stamp  ## whole sweeps and long tests, compiled as users compil
 # PIP_EXTRA_INDEX_URL); elsewhere on Linux it brings its CUDA libraries along.
 parity: .venv/test.stamp  ## the tests against live PyTorch, which is installed for them
 	$(INSTALL) torch==2.13.0 sentencepiece==0.2.3 protobuf
-	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m torch
+	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m torch \
+	  $(shell grep -rl 'mark\.torch' tests --include='test_*.py')
 
 lint: .venv/test.stamp  ## ruff (rules and format), and the prose of docstrings, comments and pages
 	$(BIN)/ruff check .

@@ -25,8 +25,10 @@ import pytest  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
 jax.config.update("jax_enable_x64", False)
-jax.config.update("jax_compilation_cache_dir", os.environ.get("SPECJAX_TESTS_CACHE"))
-if "SPECJAX_TESTS_CACHE" in os.environ:  # `make quick`: small programs too
+jax.config.update("jax_compilation_cache_dir", None)
+if "SPECJAX_TESTS_CACHE" in os.environ:  # small programs too, whatever a test's folder is
+    _CACHE = os.path.abspath(os.environ["SPECJAX_TESTS_CACHE"])
+    jax.config.update("jax_compilation_cache_dir", _CACHE)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -77,6 +79,13 @@ def on_cpu():
     """Skips a test that reads what XLA makes of a program on a CPU."""
     if jax.default_backend() != "cpu":
         pytest.skip("reads what XLA makes of it on a CPU")
+
+
+@pytest.fixture
+def double():
+    """Floats of 64 bits."""
+    with jax.enable_x64(True):
+        yield
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from specjax.models.memory import nbytes
 from specjax.results import Progress, Row
 from specjax.sampling import Sampling
 from table_models import MarkovModel, chain, random_table
-from tiny_models import config_of
+from tiny_models import config_of, quick
 
 V, EOS, BUDGET, KEY = 7, 2, 12, jax.random.key(3)
 TABLE, NEAR = (random_table(seed, V, forbidden=0, dtype=jnp.float32) for seed in (1, 2))
@@ -108,7 +108,7 @@ KINDS = ["model, hedge", "switch, t5", "EAGLE", "model, best_first(width=2, dept
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", quick(KINDS, *KINDS[:2]))
 def test_a_row_is_the_same_whenever_it_was_admitted(name):
     """Tokens, counts and the log of rounds, at temperature 1 with the EOS and the budgets of each
     input: in three rows, one by one in their places, in any order, with pauses or without, as in
@@ -156,7 +156,7 @@ NEEDED = [
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("name", quick(NEEDED, ".keys", ".drafter.cache", "[0].target"))
 def test_what_is_not_replaced_shows(name, monkeypatch):
     """A planted fault: one part of context or state stays as the last row has left it."""
     kind = "t5" if name == "[0].target" else "hedge"

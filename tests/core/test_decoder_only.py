@@ -149,28 +149,10 @@ def test_a_long_prompt_without_a_bos(target, tokenizer):
         assert decoding.tokenize(plain, [text], 3) == [whole[-3:]]
 
 
-@pytest.mark.sweep
-def test_an_empty_prompt_can_be_measured(target, draft):
-    found = specjax.measure_speedup(target, draft, [""], gamma=2, max_new_tokens=4, repeats=1)
-    assert found.costs.c > 0
-
-
 def test_an_empty_prompt_is_the_start_token(target):
     bare = dataclasses.replace(target, tokenizer=lambda text, verbose: {"input_ids": []})
     assert decoding.tokenize(bare, ["", " "]) == [[1], [1]]
     assert decoding.tokenize(target, [""]) == [[1]]
-
-
-@pytest.mark.sweep
-def test_samples_depend_on_no_neighbour(target, draft):
-    together, alone = (
-        specjax.generate(
-            target, draft, RAGGED, temperature=1.0, max_new_tokens=BUDGET, batch_size=size, key=2
-        )
-        for size in (8, 1)
-    )
-    assert together.tokens == alone.tokens
-    assert len({tuple(tokens) for tokens in alone.tokens}) > len(RAGGED) / 2
 
 
 @pytest.mark.sweep

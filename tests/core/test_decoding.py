@@ -530,36 +530,3 @@ def test_estimates_by_hand():
 def test_what_cannot_be_measured(pair, texts, options, said):
     with pytest.raises(ValueError, match=said):
         specjax.measure_speedup(pair.target, pair.draft, texts, **options)
-
-
-@pytest.mark.sweep
-def test_rules_and_policies_by_name(pair):
-    options = {"temperature": 1.0, "key": jax.random.key(3)}
-    plain = generate(pair.target, None, TEXTS, rule="gumbel", **options)
-    gumbel = generate(pair.target, pair.draft, TEXTS, rule="gumbel", **options)
-    assert gumbel.tokens == plain.tokens
-    short = generate(pair.target, pair.draft, TEXTS, policy="constant(gamma=2)", **options)
-    assert max(np.flatnonzero(short.accepted_lengths.sum(axis=0))) <= 2
-    rule = specjax.rules.parse("lenient(0.25)")
-    assert float(rule.lenience) == 0.25
-    assert rule == specjax.rules.parse("lenient", lenience=0.25)
-    for name in specjax.rules.NAMES:
-        needed = {"lenience": 0.5} if name == "lenient" else {}
-        assert name in type(specjax.rules.parse(name, **needed)).__name__.lower()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("tokens", "There is no rule 'tokens': it is one of token, block, gumbel, lenient"),
-        ("lenient", r"Rule 'lenient': missing a required argument: 'lenience'; it is Lenient\("),
-        ("lenient(lenience=2)", "lenience=2 must be a number in"),
-        ("lenient(lenience=", r"rule='lenient\(lenience=' cannot be read: write name\("),
-        ("lenient(lenience=x)", "cannot be read"),
-        ("lenient(1)+2", "cannot be read"),
-        ("specjax.rules:NoRule", "specjax.rules has no attribute 'NoRule'"),
-    ],
-)
-def test_rules_that_are_not_there(name, message):
-    with pytest.raises(ValueError, match=message):
-        specjax.rules.parse(name)

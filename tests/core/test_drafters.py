@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,6 @@ import ml_collections
 import numpy as np
 import pytest
 
-import command_line
 import specjax
 from experiments.reproduce.study import Study
 from pairs import TEXTS
@@ -93,23 +91,6 @@ def test_what_takes_a_draft_takes_its_name(pair, tmp_path):
     assert "lookup" in found["draft files"].seen
     assert found["compatibility"].seen.startswith("300 ids")
     assert found["greedy identity"].verdict == "pass"
-
-
-@pytest.mark.sweep
-def test_decode_by_name(pair, tmp_path, monkeypatch, capsys):
-    file = tmp_path / "in.txt"
-    file.write_text("\n".join(TEXTS))
-    decode = functools.partial(
-        command_line.run, monkeypatch, capsys, "specjax decode", "--config=configs/decode.py",
-        f"--config.target={pair.target.name}", "--config.max_new_tokens=24", f"--input={file}",
-    )  # fmt: skip
-    outcome = decode("--config.draft=lookup(max_ngram=2)")
-    assert outcome.status == 0, outcome.stderr
-    expected = specjax.generate(pair.target, "lookup(max_ngram=2)", TEXTS, max_new_tokens=24)
-    said = [json.loads(line) for line in outcome.stdout.splitlines()]
-    assert [row["drafted"] for row in said] == expected.drafted.tolist()
-    outcome = decode("--config.draft=nowhere:no", "--config.target=/nowhere")
-    assert (outcome.status, "no module 'nowhere'" in outcome.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +10,18 @@ import pytest
 
 import eagles
 import test_loops
-from eagles import EOS, KINDS, eagle_of, features_of, target_of
-from reference import chi_square, sequence_distribution
-from specjax import generate, loop, speculative
+from eagles import KINDS, eagle_of, features_of, target_of
+from specjax import loop, speculative
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import eagle
 from specjax.models.decoder import Decoder
 from specjax.models.memory import nbytes
 from specjax.policies import constant
 from specjax.rules import Token
-from specjax.sampling import Sampling, row_keys
+from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.tuning.counting import Always
-from table_models import inputs_of, repeat
+from table_models import inputs_of
 from tiny_models import quick
 from toy_policies import Erratic, Scripted
 
@@ -182,35 +180,6 @@ def test_a_head_without_a_first_feature():
     assert disagreement(target, drafter, constant(GAMMA)) < CLOSE
 
 
-@pytest.mark.slow
-def test_features_that_stay_from_drafting_are_seen(monkeypatch):
-    """`observe` keeps the true features, but does not run the block again."""
-    plain = eagle.Eagle.observe
-
-    def lazy(self, tokens, start, hidden, count, context, state):
-        after = plain(self, tokens, start, hidden, count, context, state)
-        return after._replace(cache=state.cache)
-
-    monkeypatch.setattr(eagle.Eagle, "observe", lazy)
-    jax.clear_caches()
-    target = target_of("gpt")
-    assert disagreement(target, eagle_of(target, 1), constant(GAMMA)) > 1e-2
-
-
-@pytest.mark.slow
-def test_a_feature_shifted_by_one_is_seen(monkeypatch):
-    """Tokens beside the feature after them instead of the one before."""
-    plain = eagle.Network.remember
-
-    def shifted(self, embedded, feature, start, cache):
-        return plain(self, embedded, jnp.roll(feature, -1, axis=1), start, cache)
-
-    monkeypatch.setattr(eagle.Network, "remember", shifted)
-    jax.clear_caches()
-    target = target_of("gpt")
-    assert disagreement(target, eagle_of(target, 1), constant(GAMMA)) > 1e-2
-
-
 # --- in the loop; tests/core/test_parts.py enumerates ---------------------------------------------
 
 SAMPLINGS = {"greedy": Sampling(0.0), "warm": Sampling(0.7)}
@@ -221,52 +190,6 @@ def pair_of(kind: str, version: int, dtype):
     target = target_of(kind, 3, dtype)
     options = {"ids": np.array([0, 2])} if version == 3 else {}
     return target, eagle_of(target, version, **options)
-
-
-@SLOW
-@pytest.mark.parametrize("version", VERSIONS)
-def test_samples_follow_the_target(version):
-    """65,536 outputs of up to 4 tokens of the real jitted loop, a fifth or more in several rounds:
-    p > 1e-4."""
-    rows, samples, length = 1 << 13, 1 << 16, 4
-    target, drafter = pair_of("gpt", version, jnp.float32)
-    method = method_of(
-        target, drafter, distribution=SAMPLINGS["warm"], eos=jnp.int32([EOS]), gamma=2
-    )
-    inputs, zeros = repeat(inputs_of([[1, 0]]), rows), jnp.zeros((rows,), jnp.int32)
-    counts: dict[tuple, int] = {}
-    several = 0
-    for first in range(0, samples, rows):
-        keys = row_keys(jax.random.key(0), zeros, jnp.arange(first, first + rows, dtype=jnp.int32))
-        state = loop.decode(method, *loop.start(method, inputs, keys, zeros + length, buffer_len=9))
-        tokens, ends, rounds = jax.device_get((state.tokens, state.length, state.rounds))
-        several += int((rounds > 1).sum())
-        for row, end in zip(tokens, ends, strict=True):
-            output = tuple(row[2:end].tolist())
-            counts[output] = counts.get(output, 0) + 1
-    expected = sequence_distribution(
-        method.target, inputs_of([[1, 0]]), SAMPLINGS["warm"], {EOS}, length
-    )
-    assert several > 0.2 * samples
-    assert chi_square(counts, expected) > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("kind", "version"),
-    quick(itertools.product(KINDS, VERSIONS), ("t5", 3), ("gpt", 1)),
-)
-def test_greedy_tokens_are_those_of_plain_decoding(kind, version):
-    """With ragged rows, and texts that end apart."""
-    target = target_of(kind, 12)
-    texts = [[3, 1], [5, 6, 7, 1], [4], [9, 8, 3, 1, 1]]
-    drafter = eagle_of(target, version)
-    never = dataclasses.replace(target, eos_ids=())
-    whole = generate(never, None, texts, max_new_tokens=20).tokens
-    target = dataclasses.replace(target, eos_ids=(whole[0][5],))
-    found = generate(target, drafter, texts, gamma=3, max_new_tokens=20)
-    assert found.tokens == [until(row, whole[0][5]) for row in whole]
-    assert len({len(row) for row in found.tokens}) > 1
-    assert np.sum(found.drafted) > 0
 
 
 def until(row: list[int], end: int) -> list[int]:

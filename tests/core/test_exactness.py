@@ -23,7 +23,7 @@ from specjax.sampling import Purpose, Sampling
 from specjax.state import unfinished
 from specjax.testing.enumeration import output_distribution
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
-from tiny_models import covering, slow
+from tiny_models import covering, quick, slow
 from toy_policies import ConfidenceStop, EntropyStop, Erratic, OneOf, TailReader, library
 
 EOS = 2
@@ -77,12 +77,6 @@ def policy_of(name):
     return OneOf(tuple(ALL.values()), jnp.int32(list(ALL).index(name))), 2
 
 
-@pytest.fixture
-def double():
-    with jax.enable_x64(True):
-        yield
-
-
 def method_of(target, drafter, distribution, rule, policy, gamma_max) -> speculative.Speculative:
     eos = jnp.int32([EOS])
     drafter = ModelDrafter(drafter)
@@ -115,7 +109,7 @@ def test_enumerated_distribution_is_the_targets(rule, distribution, policy, doub
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("distribution", ["greedy", "warm"])
+@pytest.mark.parametrize("distribution", quick(["greedy", "warm"], "warm"))
 @pytest.mark.parametrize("rule", RULES)
 def test_narrower_passes(rule, distribution, double):
     """Drafts of 0 to 3 tokens, γ_max = 3, with passes of 1 and 2 positions too: TV < 1e-12."""
@@ -300,8 +294,10 @@ def test_speculative_samples_follow_the_target(rule, distribution, policy):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("rule", [Token(), Gumbel()])
-@pytest.mark.parametrize("distribution", ["warm", "top-k", "top-p"])
+@pytest.mark.parametrize(
+    ("distribution", "rule"),
+    [("top-k", Token()), *map(slow, (("warm", Gumbel()), ("warm", Token()), ("top-p", Token())))],
+)
 def test_autoregressive_samples_follow_the_target(distribution, rule):
     """114,688 outputs of up to 4 tokens: p > 1e-4."""
     distribution = Sampling(**SAMPLINGS[distribution])
@@ -339,7 +335,7 @@ class EverySlotAlike(Dice):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("dice", [NextLikeDraft, EveryRoundAlike, EverySlotAlike])
+@pytest.mark.parametrize("dice", [NextLikeDraft, *map(slow, (EveryRoundAlike, EverySlotAlike))])
 def test_chi_square_sees_a_faulty_key(dice):
     """Each reuse of a key gives p < 1e-4 by the same loop and test, with n = 32,768 already."""
 

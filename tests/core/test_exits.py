@@ -12,7 +12,6 @@ import pytest
 from flax import nnx
 
 import specjax
-from reference import sequence_distribution, total_variation
 from specjax import decoding, doctor, drafters, loop
 from specjax.batching import pack
 from specjax.drafters import frequent, ngram
@@ -21,9 +20,8 @@ from specjax.models import table
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.memory import nbytes, temporaries
 from specjax.sampling import Sampling, row_keys
-from specjax.testing.enumeration import output_distribution
 from table_models import inputs_of
-from tiny_models import FAMILIES, random_model, slow
+from tiny_models import FAMILIES, random_model
 
 EOS = 2
 PROMPTS = [[3, 5, 9, 1], [7], [11, 4], [1, 1, 1, 6, 8]]
@@ -208,43 +206,6 @@ def test_the_most_frequent_ids():
 
 
 # --- in the loop --------------------------------------------------------------------------------
-
-
-def off_by_one(logprobs):
-    """A head over few ids whose rows stand for the ids beside them."""
-    return jnp.roll(logprobs, 1, axis=-1)
-
-
-@pytest.mark.sweep
-def test_ids_off_by_one_are_seen():
-    """Tokens drawn from other ids than the reported ones move the distribution by more than 1e-3.
-    `tests/core/test_parts.py` enumerates drafters without a fault."""
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        double = {"layers": 2, "dtype": jnp.float64}
-        target = random_model("gpt2", 3, seed=2, **double)
-        draft = specjax.frequent(random_model("gpt2", 3, seed=5, **double), [0])
-        method = decoding.speculative(target, draft, gamma=2, sampling=Sampling(1.0))
-        expected = sequence_distribution(target.model, inputs_of([[1, 0]]), Sampling(1.0), {EOS}, 4)
-        found = output_distribution(method, inputs_of([[1, 0]]), 4, drawn_from=off_by_one)
-    assert total_variation(found, expected) > 1e-3
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(("family", "seed"), [("t5", 1), *map(slow, (("gpt2", 2), ("llama", 2)))])
-def test_greedy_tokens_are_those_of_plain_decoding(family, seed):
-    """Rows of other lengths, some of which end apart. A head over the ids that the target says
-    proposes nothing else; one over half of the ids is refused elsewhere."""
-    target = wide(family, seed=seed)
-    options = {"max_new_tokens": 14, "temperature": 0.0, "batch_size": 4}
-    plain = specjax.generate(target, None, PROMPTS, **options)
-    exit_ = specjax.early_exit(target, 2)
-    said = specjax.frequent(target, sorted({token for row in plain.tokens for token in row}))
-    kept = []
-    for draft in (exit_, specjax.frequent(exit_, range(20)), said):
-        found = specjax.generate(target, draft, PROMPTS, gamma=3, **options)
-        assert found.tokens == plain.tokens, draft.name
-        kept.append(found.accepted.sum() / found.drafted.sum())
-    assert kept[2] > 0.8 > kept[1]
 
 
 # --- by name ------------------------------------------------------------------------------------

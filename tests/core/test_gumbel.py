@@ -7,16 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import specjax
-from specjax import checkpoints, decoding, loop, speculative
+from specjax import checkpoints, loop, speculative
 from specjax import sampling as smp
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import Policy, constant
 from specjax.pytrees import pytree
 from specjax.rules import Gumbel, Token, coupled_overlap, overlap
-from specjax.sampling import Purpose, Sampling
-from table_models import MarkovModel, inputs_of, logits_after
-from toy_policies import Erratic
+from specjax.sampling import Sampling
+from table_models import MarkovModel, inputs_of
 
 P = np.float32([0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02])
 Q = np.float32([0.20, 0.20, 0.20, 0.15, 0.10, 0.08, 0.05, 0.02])
@@ -166,34 +164,3 @@ def family():
     return [
         checkpoints.load(str(FAMILY / name), dtype=jnp.float32) for name in ("target", "draft-tiny")
     ]
-
-
-@pytest.mark.slow
-def test_a_trained_pair_gives_the_tokens_of_plain_decoding(family):
-    """Temperature 1, γ = 1, 4 and one that goes up and down: token by token, except where the two
-    best of a noisy distribution lie closer than rounding (1e-4).
-    """
-    target, draft = family
-    options = {"max_new_tokens": BUDGET, "temperature": 1.0, "key": jax.random.key(3), "gamma": 4}
-    plain = specjax.generate(target, None, STATEMENTS, rule="gumbel", **options)
-    assert len({tuple(row) for row in plain.tokens}) == len(STATEMENTS)
-    for policy in (constant(1), constant(4), Erratic()):
-        found = specjax.generate(target, draft, STATEMENTS, rule=Gumbel(), policy=policy, **options)
-        assert 0.3 < found.accepted.sum() / found.drafted.sum() < 1
-        for row, expected in zip(found.rows, plain.tokens, strict=True):
-            if row.tokens != expected:
-                same = next(i for i in range(BUDGET) if row.tokens[: i + 1] != expected[: i + 1])
-                assert top_gap(target, row.index, expected[:same]) < 1e-4
-
-
-def top_gap(target, index: int, output: list[int]) -> float:
-    """Between the two best of the target's noisy distribution after an output."""
-    inputs = decoding.pack_for(target, decoding.tokenize(target, [STATEMENTS[index]]), rows=1)
-    prefix = (target.start_id, *output)
-    logits = logits_after(target.model, inputs, [prefix], BUDGET + 1)
-    keys = smp.row_keys(jax.random.key(3), jnp.int32([index]), jnp.int32([0]))
-    keys = smp.fold(keys, jnp.int32([len(prefix)]), Purpose.POSITION)
-    logprobs = smp.standardize(jnp.asarray(logits), Sampling(1.0))
-    times = smp.exponential(keys, logprobs.shape[1], jnp.float32)
-    noisy = np.sort(logprobs - jnp.log(times))
-    return float(noisy[0, -1] - noisy[0, -2])

@@ -21,7 +21,7 @@ from experiments.beam.decoding import beam_search
 from lowered import Found, loops
 from reference import sequence_distribution, total_variation
 from specjax import autoregressive, checkpoints, decoding, devices, drafters, loop, speculative
-from specjax.checkpoints import parameters, tensors
+from specjax.checkpoints import tensors
 from specjax.cli import defaults
 from specjax.drafters import attached
 from specjax.drafters.base import ModelDrafter
@@ -143,22 +143,6 @@ def test_whole_rows_are_read_once(axis, reads):
     tensors.read_int8(InTwo(pathlib.Path("x"), x.dtype, x.shape, x), out, scale)
     assert len(begun) == reads
     jax.tree.map(np.testing.assert_array_equal, (out, scale), int8.quantise(x, axis=1))
-
-
-def test_scales_of_a_wrong_axis_are_seen(tmp_path, monkeypatch):
-    """Scales of input channels instead, of square matrices, so that nothing else shows it."""
-    directory = gpt_variants.write(tmp_path, gpt_variants.VARIANTS["untied"])
-    right = parameters.read_int8
-
-    def wrong(tensor, out, scale):
-        square = tensor.shape[0] == tensor.shape[1]
-        right(tensors.Turned.of(tensor) if square else tensor, out.T if square else out, scale)
-
-    monkeypatch.setattr(parameters, "read_int8", wrong)
-    with pytest.raises(AssertionError):
-        check_rounding(
-            checkpoints.load(directory, weights="int8").model, checkpoints.load(directory).model
-        )
 
 
 def logits(model, tokens=((3, 1, 2, 4, 1), (1, 1, 4, 0, 2))):
@@ -416,22 +400,6 @@ def test_beams(pair):
     found = beam_search(narrow, pair.draft, TEXTS[:1], **options, draft_width=4, gamma=2)
     tokens = [[one.tokens for one in row.hypotheses] for row in plain]
     assert [[one.tokens for one in row.hypotheses] for row in found] == tokens
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["eagle 1", *(pytest.param(n, marks=SLOW) for n in ("eagle 3", "early_exit", "frequent"))],
-)
-def test_drafters_that_share_the_targets_arrays(name):
-    target = target_in_int8("gpt")
-    if name == "early_exit":
-        draft = early_exit(target, 1)
-    elif name == "frequent":
-        draft = frequent(target, [0, 1, 3])
-    else:
-        draft = eagle_of(target, int(name[-1]))
-        assert draft.dtype == jnp.float32
-    same(target, draft)
 
 
 def test_what_shares_the_targets_arrays():

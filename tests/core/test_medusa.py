@@ -13,14 +13,11 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-import specjax
 import test_exactness
 import test_loops
 from checkpoint_formats import write_torch
 from experiments.train.medusa import init
-from pairs import TEXTS
-from reference import chi_square, sequence_distribution
-from specjax import loop, rules
+from specjax import rules
 from specjax.checkpoints.own import wrap
 from specjax.drafters import medusa
 from specjax.drafters.medusa import Block, Head, Medusa
@@ -33,7 +30,7 @@ from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.types import Inputs
 from table_models import TableModel, inputs_of, random_table
-from tiny_models import quick, slow
+from tiny_models import quick
 from toy_policies import Erratic
 
 pytestmark = pytest.mark.sweep
@@ -233,19 +230,6 @@ def test_the_reference_sees(fault):
 # Exactness.
 
 
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_greedy_identity(kind):
-    """With what plain decoding says, EOS and budgets included; some of what is drafted is kept."""
-    inputs, greedy = inputs_for(kind), Sampling(0.0)
-    alike = shaken(init(target(kind), HEADS, **OPTIONS[kind]), 0.05)
-    method = method_of(alike, chosen=greedy, eos_ids=jnp.int32([5]))
-    budgets = np.array([24, 9, 17])
-    state = test_loops.run(method, inputs, budgets)
-    plain = test_loops.run(test_loops.alone(method), inputs, budgets)
-    assert test_loops.outputs(state, inputs) == test_loops.outputs(plain, inputs)
-    assert state.stats.accepted.sum() > 0
-
-
 @pytree
 class Embeds(TableModel):
     """A table of which Hydra can ask embeddings: rows of the table."""
@@ -274,22 +258,6 @@ def on_table(heads: int, hydra: bool, dtype=jnp.float64) -> Medusa:
 EOS = test_exactness.EOS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hydra", [slow((False,)), True])
-def test_samples_follow_the_target(hydra):
-    """114,688 outputs of up to 4 tokens through the real loop: p > 1e-4."""
-    drafter, chosen = on_table(2, hydra, jnp.float32), Sampling(0.7)
-    method = method_of(drafter, rules.Block(), None, chosen, 2, jnp.int32([EOS]))
-    room = len(test_exactness.PROMPT) + test_exactness.LENGTH + 3
-    counts, several = test_exactness.counts_of(loop.decode, method, room)
-    inputs = inputs_of([test_exactness.PROMPT])
-    asked = drafter.target, inputs, chosen, {EOS}, test_exactness.LENGTH
-    p = chi_square(counts, sequence_distribution(*asked))
-    print(f"p = {p:.3g}")
-    assert p > 1e-4
-    assert several > 0.3
-
-
 # Memory and files.
 
 
@@ -308,16 +276,6 @@ def test_the_targets_arrays_are_shared():
         assert sum(sizes) == sum((k + 2) * E * E + E for k in range(HEADS))
         assert not set(pointers(one.heads)) & set(pointers(model))
     assert sum(x.size for x in made.tensors().values()) == sum(sizes)
-
-
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_settings_and_tensors_give_it_again(kind):
-    made = drafter(kind)
-    settings = json.loads(json.dumps(made.settings()))
-    tensors = {name: np.asarray(x) for name, x in made.tensors().items()}
-    again = Medusa.from_tensors(settings, tensors, wrap(made.target))
-    assert jax.tree.structure(again) == jax.tree.structure(made)
-    jax.tree.map(np.testing.assert_array_equal, again, made)
 
 
 def published(directory, form: str, layers: int = 2, rows: int = V) -> dict[str, np.ndarray]:
@@ -378,11 +336,3 @@ def test_heads_that_do_not_fit(tmp_path):
     (tmp_path / "medusa_lm_head.pt").unlink()
     with pytest.raises(FileNotFoundError, match=r"none of medusa_lm_head\.safetensors"):
         medusa.load_published(tmp_path, wrap(model))
-
-
-def test_generate_and_alpha(pair):
-    """A checkpoint with heads on it is a draft like any other."""
-    heads = shaken(init(pair.target.model, 3, hydra=True), 0.02)
-    decode = functools.partial(specjax.generate, pair.target, texts=TEXTS, max_new_tokens=24)
-    assert decode(heads, gamma=3).tokens == decode(None).tokens
-    assert 0 < specjax.measure_alpha(pair.target, heads, TEXTS, max_new_tokens=24).value <= 1

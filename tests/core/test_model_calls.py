@@ -25,6 +25,7 @@ from specjax.pytrees import pytree
 from specjax.testing import check_model
 from specjax.testing.tables import UNWRITTEN, TableModel, random_table
 from specjax.types import Call, Inputs
+from tiny_models import quick
 
 DATA = Path(__file__).parents[1] / "data"
 FAMILIES = {"gpt": gpt_variants, "llama": llama_variants, "t5": t5_variants}
@@ -106,7 +107,7 @@ def test_half_precision_stays_near_float32(family, name, tmp_path):
 # --- contract 1 --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=quick(VARIANTS, "gpt", "qwen2", "gemma2", "t5"))
 def case(request, tmp_path_factory):
     """A model, and the inputs of its texts."""
     variants, name = VARIANTS[request.param]

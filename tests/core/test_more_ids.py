@@ -9,7 +9,6 @@ import pytest
 
 import pairs
 import specjax
-from experiments.beam import search as beam
 from reference import sequence_distribution, total_variation
 from specjax import decoding
 from specjax.doctor import verdicts
@@ -25,12 +24,6 @@ from specjax.testing.enumeration import output_distribution
 from table_models import inputs_of, random_table
 
 IDS, FEWER, EOS, BUDGET = 4, 3, 3, 4  # EOS is one of the ids that the draft lacks
-
-
-@pytest.fixture
-def double():
-    with jax.enable_x64(True):
-        yield
 
 
 def of(seed, size, **options):
@@ -101,23 +94,6 @@ def test_comparisons_decode_the_whole_target(bare):
     plain = specjax.generate(target, None, SOURCES[:1], **options).tokens
     assert [row.tokens for row in found.outputs(PLAIN)] == plain
     assert found.identical()
-
-
-@pytest.mark.sweep
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("fewer", [3, 6])
-def test_beams(fewer):
-    """Those of plain beam search, with a draft of fewer ids and of more."""
-    target, draft = random_table(1, 5), random_table(2, fewer)
-    inputs, eos = inputs_of([[1, 4], [0, 2]]), jnp.int32([4])
-    size = {"width": 2, "buffer_len": 16}
-    budget = jnp.int32([6, 6])
-    plain = beam.search(target, inputs, budget, eos, **size)
-    found = beam.speculative(target, draft, inputs, budget, eos, draft_width=4, gamma=2, **size)
-    assert [[one.tokens for one in row] for row in beam.n_best(found)] == [
-        [one.tokens for one in row] for row in beam.n_best(plain)
-    ]
-    assert any(4 in one.tokens for row in beam.n_best(plain) for one in row)
 
 
 def test_as_many_ids_cost_nothing():

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import test_loops
-from specjax import autoregressive, loop, speculative
+from specjax import loop, speculative
 from specjax.drafters import ngram
 from specjax.drafters.base import is_silent
 from specjax.policies import constant
 from specjax.rules import Token
 from specjax.sampling import Sampling, row_keys
-from table_models import chain, inputs_of, random_table
+from table_models import chain, inputs_of
 
 START, EOS = 0, 3
 SEQUENCES = [[1, 2, 1, 2, EOS], [2, 2, EOS], [1, EOS], []]
@@ -280,36 +280,6 @@ def test_lookup_copies_eos():
     assert state.tokens[0, : int(state.length[0])].tolist() == [0, 3, 1, 2, 4]
     assert state.stats.accepted.tolist() == [3]
     assert state.stats.target_calls.tolist() == [2]
-
-
-@pytest.mark.parametrize("name", ["unigram", "bigram", "lookup"])
-def test_greedy_tokens_are_the_targets(name):
-    """8 rows of up to 24 tokens, float32: identical to plain decoding, and drafts are accepted."""
-    target = random_table(7, 5, rows=64, forbidden=0.0, dtype=jnp.float32)
-    rng = np.random.default_rng(1)
-    sources = [rng.integers(5, size=n).tolist() for n in rng.integers(1, 9, size=8)]
-    inputs = inputs_of([[0]] * 8, sources)
-    counts = ngram.count(rng.integers(5, size=(20, 10)), 5, 0)
-    drafter = {
-        "unigram": ngram.unigram(counts),
-        "bigram": ngram.bigram(counts),
-        "lookup": ngram.PromptLookup(5),
-    }[name]
-    state = decode(target, drafter, inputs, 24, eos_ids=jnp.int32([EOS]))
-    plain = autoregressive.Autoregressive(target, Sampling(0.0), jnp.int32([EOS]))
-    rows = jnp.arange(8, dtype=jnp.int32)
-    started = loop.start(
-        plain,
-        inputs,
-        row_keys(jax.random.key(0), rows, rows),
-        jnp.full((8,), 24, jnp.int32),
-        buffer_len=30,
-    )
-    expected = jax.device_get(loop.decode(plain, *started).replace(keys=()))
-    assert state.length.tolist() == expected.length.tolist()
-    for row, length in enumerate(expected.length):
-        assert state.tokens[row, :length].tolist() == expected.tokens[row, :length].tolist()
-    assert state.stats.accepted.sum() > 0
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -14,43 +14,11 @@ from specjax import loop, rules, speculative
 from specjax.policies import constant
 from specjax.policies.constant import Constant
 from specjax.sampling import Sampling
-from table_models import inputs_of, random_table
+from table_models import inputs_of
 from test_policies import small_method
 from tiny_models import slow
-from toy_policies import Scripted
 
 one_step = jax.jit(speculative.step)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("distribution", [Sampling(0.9), Sampling(0.0)])
-def test_widths_change_no_token(distribution):
-    """Drafts of 0 to 7 tokens by a script, with passes of 1, 2 and 4 positions and without: the
-    same tokens and counts from tables in float64 and from T5s in float32."""
-    caps = np.random.default_rng(0).integers(8, size=(30, 1)) * np.ones((1, 5), int)
-    policy = Scripted(jnp.asarray(caps, jnp.int32))
-
-    def check(method, inputs):
-        wide, narrow = (
-            test_loops.run(dataclasses.replace(method, widths=widths), inputs, 24)
-            for widths in ((), (4, 1, 2, 30))
-        )
-        assert test_loops.outputs(wide, inputs) == test_loops.outputs(narrow, inputs)
-        assert np.array_equal(wide.stats.accepted, narrow.stats.accepted)
-        assert 0 < wide.stats.accepted.sum() < wide.stats.drafted.sum()
-
-    options = {"chosen": distribution, "policy": policy, "gamma_max": 7}
-    target = test_loops.target()
-    check(
-        test_loops.method_of(target, test_loops.near(target), **options),
-        test_loops.translate(test_loops.SOURCES),
-    )
-    with jax.enable_x64(True):
-        tables = (random_table(seed, 5) for seed in (1, 2))
-        check(
-            test_loops.method_of(*tables, **options),
-            inputs_of([[1], [2, 0], [0, 3, 1], [1, 1], [4]]),
-        )
 
 
 @pytest.mark.sweep

@@ -1,25 +1,18 @@
 """Policies by name, of one's own and through `generate`; what is refused, in words."""
 
 import functools
-import inspect
-import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from specjax import decoding, generate, policies, speculative
+from specjax import decoding, generate, policies
 from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.rules import Token
 from specjax.sampling import Sampling
-from specjax.support import named
 from test_policies import bias, lengths, small_method
 from toy_policies import library, linear_head
-
-one_step = jax.jit(speculative.step)
-
 
 PATIENT = """
 import jax.numpy as jnp
@@ -101,28 +94,6 @@ NEEDED = {
     "together": {"costs": Costs(0.1, [1, 1])},
     "head": {"params": linear_head(3)},
 }
-SETTINGS = [
-    (name, setting)
-    for name in policies.NAMES
-    for setting in inspect.signature(named.find("policy", policies.NAMES, name)).parameters
-]
-
-
-PASSED_BY_ALL = [("svip", "threshold", math.inf), ("adaedl", "bar", -math.inf)]
-
-
-@pytest.mark.parametrize(("name", "setting"), SETTINGS)
-def test_settings_of_a_wrong_type(name, setting):
-    """Every policy, also one to come, raises a ValueError that names the setting."""
-    for value in ("x", [], {}, b"1", True, math.nan, 1j, (1, "x"), math.inf, -math.inf):
-        if (name, setting, value) not in PASSED_BY_ALL:
-            with pytest.raises(ValueError, match=setting):
-                policies.parse(name, **NEEDED.get(name, {}) | {setting: value})
-
-
-@pytest.mark.parametrize("value", [3, 3.0, np.int64(3), np.float32(3), jnp.int32(3), np.array(3)])
-def test_numbers_of_any_kind(value):
-    assert policies.parse("constant", gamma=value) == policies.parse("constant", gamma=3)
 
 
 def test_an_import_error_inside_a_policy_is_shown(patient):

@@ -15,8 +15,6 @@ from specjax.rules import (
     Gumbel,
     Lenient,
     Token,
-    at_position,
-    at_tokens,
     ends,
     exactness,
     overlap,
@@ -59,12 +57,6 @@ def test_overlap():
     np.testing.assert_allclose(overlap(log(P), log(Q)), 0.8, rtol=1e-6)
     np.testing.assert_allclose(overlap(log(P), log(P)), 1.0, rtol=1e-6)
     np.testing.assert_allclose(overlap(log(np.eye(8)[0]), log(np.eye(8)[1])), 0.0)
-
-
-def test_residual():
-    """p − q is positive at tokens 0 (.15) and 1 (.05)."""
-    found = residual(jnp.asarray(P)[None], jnp.asarray(Q)[None])
-    np.testing.assert_allclose(found[0], [0.75, 0.25, 0, 0, 0, 0, 0, 0], atol=1e-6)
 
 
 def test_residual_of_equal_distributions_is_the_distribution():
@@ -112,27 +104,6 @@ def test_next_distribution(accepted, draft_len):
     np.testing.assert_allclose(found[0], expected, atol=1e-6)
 
 
-@pytest.mark.sweep
-def test_next_distribution_is_of_its_own_position():
-    """Every entry of both models' distributions differs: the right one is taken."""
-    target, draft, drafts = random_distributions(200, 3, 6)
-    accepted = jnp.asarray(np.arange(200, dtype=np.int32) % 4)
-    length = jnp.full((200,), 3, jnp.int32)
-    found = Token().next_probs(target, draft, drafts, length, accepted)
-    for row in range(200):
-        p = np.exp(np.float64(target[row, accepted[row]]))
-        if accepted[row] < 3:
-            p = np.maximum(p - np.exp(np.float64(draft[row, accepted[row]])), 0)
-        np.testing.assert_allclose(found[row], p / p.sum(), atol=1e-5)
-
-
-def test_one_position_gives_the_targets_distribution():
-    """q(y) min(1, p/q) + P(rejected) · residual(y) = p(y), for P and Q, within 1e-6."""
-    kept = Q * np.minimum(1, P / Q)
-    left = np.asarray(residual(jnp.asarray(P)[None], jnp.asarray(Q)[None]))[0]
-    np.testing.assert_allclose(kept + (1 - kept.sum()) * left, P, atol=1e-6)
-
-
 @pytest.mark.parametrize("point", [0.0, np.nextafter(np.float32(1), np.float32(0))])
 def test_the_ends_of_the_uniform(point, monkeypatch):
     """u = 0 accepts nothing that is impossible; u → 1 accepts whatever is certain."""
@@ -143,17 +114,6 @@ def test_the_ends_of_the_uniform(point, monkeypatch):
         keys, rounds = jax.random.split(jax.random.key(0), 3), jnp.zeros((3,), jnp.int32)
 
     np.testing.assert_array_equal(Dice().accepted(NoState, ends(survival)), [0, 1, 2])
-
-
-def test_selectors():
-    """at_tokens and at_position pick row by row."""
-    distributions = jnp.arange(12, dtype=jnp.float32).reshape(2, 2, 3)
-    np.testing.assert_array_equal(
-        at_tokens(distributions, jnp.int32([[0, 2], [1, 0]])), [[0, 5], [7, 9]]
-    )
-    np.testing.assert_array_equal(
-        at_position(distributions, jnp.int32([1, 0])), [[3, 4, 5], [6, 7, 8]]
-    )
 
 
 # What a rule says of itself.
@@ -263,22 +223,6 @@ def test_block_by_hand():
                 np.testing.assert_allclose(nexts[accepted][row], distribution, atol=2e-5)
 
 
-@pytest.mark.sweep
-def test_block_of_one_token_is_the_token_rule():
-    """γ = 1, 1,000 random rows: the same survival and the same residual."""
-    target, draft, drafts = random_distributions(1000, 1, 6)
-    ones = jnp.ones((1000,), jnp.int32)
-    distributions = target, draft, drafts, ones
-    np.testing.assert_allclose(
-        surviving(Block().stop(*distributions)),
-        surviving(Token().stop(*distributions)),
-        rtol=1e-5,
-        atol=1e-7,
-    )
-    nexts = [rule.next_probs(*distributions, 0 * ones) for rule in (Block(), Token())]
-    np.testing.assert_array_equal(*nexts)
-
-
 def test_block_keeps_what_a_later_token_makes_good():
     """P and Q throughout: tokens 2 then 0 have ratios .75 and 1.75, so P = 1, .75, 1 and the whole
     draft is accepted, of which the token rule accepts .75; the other way round P = 1, 1, .75.
@@ -318,18 +262,3 @@ def test_block_accepts_more_than_token():
     print(f"E[a]: token {token.mean():.3f}, block {block.mean():.3f}")
     assert np.all(block >= token - 1e-5)
     assert block.mean() > token.mean() + 0.05
-
-
-def test_one_hot_distributions_are_judged_alike():
-    """What greedy decoding makes of distributions: the block rule keeps what the token rule
-    keeps."""
-    rng = np.random.default_rng(0)
-    target, draft = (log(np.eye(3)[rng.integers(3, size=(500, n))]) for n in (5, 4))
-    drafts = jnp.argmax(draft, axis=-1).astype(jnp.int32)
-    length = jnp.asarray(rng.integers(5, size=500).astype(np.int32))
-    args = target, draft, drafts, length
-    kept = surviving(Block().stop(*args))
-    np.testing.assert_array_equal(kept, surviving(Token().stop(*args)))
-    accepted = jnp.sum(kept > 0, axis=1, dtype=jnp.int32)
-    nexts = [rule.next_probs(*args, accepted) for rule in (Block(), Token())]
-    np.testing.assert_array_equal(*nexts)

@@ -6,9 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-import eagles
 import specjax
-from experiments.train import medusa
 from specjax import sampling as smp
 from specjax.drafters import ngram
 from specjax.measure import metrics
@@ -26,7 +24,6 @@ def _programs_of_one_test():
 
 
 FIXED, BEST = "fixed(3, 2, 1)", "best_first(width=3, depth=3, nodes=8)"
-WIDE = "best_first(width=9, depth=2, nodes=15)"
 
 
 @pytest.mark.parametrize(
@@ -58,35 +55,6 @@ def shaken(model, noise=0.03):
     """The same model with some noise on every weight."""
     rng = np.random.default_rng(3)
     return jax.tree.map(lambda x: x + noise * rng.normal(size=x.shape).astype(x.dtype), model)
-
-
-@pytest.mark.parametrize(
-    ("family", "kind", "tree"),
-    [
-        ("t5", "medusa", FIXED), ("llama", "eagle 3", BEST), ("llama", "lookup", FIXED),
-        *map(slow, (
-            ("t5", "eagle 1", WIDE), ("llama", "eagle 1", FIXED), ("t5", "hydra", BEST),
-            ("llama", "bigram", BEST),
-        )),
-    ],
-)  # fmt: skip
-def test_every_drafter_that_branches(family, kind, tree):
-    """Greedy identity with drafters that read the target, and with those that read text alone; each
-    is right now and then."""
-    target = eagles.target_of(family, 12)
-    texts = [[3, 4, 5, 6, 7, 3, 4], [8, 9, 8], [10, 3, 4, 4]]
-    plain = specjax.generate(target, None, texts, max_new_tokens=13)
-    made = {
-        "eagle 1": lambda: eagles.eagle_of(target, 1),
-        "eagle 3": lambda: eagles.eagle_of(target, 3),
-        "medusa": lambda: medusa.init(target.model, heads=3),
-        "hydra": lambda: medusa.init(target.model, heads=3, hydra=True),
-        "lookup": lambda: ngram.PromptLookup(12, matches=2),
-        "bigram": lambda: ngram.bigram(ngram.count(plain.tokens, 12, 0)),
-    }[kind]()
-    found = specjax.generate(target, made, texts, max_new_tokens=13, tree=tree)
-    assert found.tokens == plain.tokens
-    assert found.accepted.sum() > 0
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,6 @@ from toy_policies import Erratic
 RULE = rules.Token()
 
 
-@pytest.fixture
-def double():
-    with jax.enable_x64(True):
-        yield
-
-
 # Deep nodes stand before shallow ones: a part of it is no part by levels.
 MIXED = FixedTree((0, 1, 0, 1))
 SHAPES = {"mixed": MIXED, "best first": BestFirst(width=2, depth=2, nodes=4)}
@@ -119,15 +113,6 @@ INPUTS = [PROMPT, [0, 1, 2], [2], [1, 1]]
 def outputs(method, budget=12):
     state = loop.decode(method, *begun(method, inputs_of(INPUTS), budget))
     return [row[:n].tolist() for row, n in zip(state.tokens, state.length.tolist(), strict=True)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", ["mixed", slow("best first")])
-def test_narrower_passes_change_no_token(shape):
-    tree = SHAPES[shape]
-    for policy in (ErraticNodes(), nodes(Costs(0.0, [1.0, 1.1, 1.2, 1.3, 1.4]), every=2)):
-        full = made(tree, policy)
-        assert outputs(full) == outputs(dataclasses.replace(full, widths=(1, 2, 4)))
 
 
 @pytest.mark.sweep

@@ -16,7 +16,6 @@ from specjax import sampling as smp
 from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
-from specjax.state import unfinished
 from specjax.testing.enumeration import output_distribution
 from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees.nodes import Nodes, comes_before, layout, lineage, path_to
@@ -29,12 +28,6 @@ from tiny_models import slow
 
 EOS = 2
 PROMPT = [1, 0]
-
-
-@pytest.fixture
-def double():
-    with jax.enable_x64(True):
-        yield
 
 
 # --- the rules alone: one round, every drawn token ------------------------------------------------
@@ -594,26 +587,6 @@ class EverySlotAlike(Dice):
 
     def draft(self, state, slot, logprobs, best):
         return super().draft(state, jnp.zeros_like(slot), logprobs, best)
-
-
-class OneUniform(Dice):
-    """The number that settles where acceptance ends is the same in every round."""
-
-    def accepted(self, state, stop):
-        return super().accepted(state.replace(rounds=jnp.zeros_like(state.rounds)), stop)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dice", [EverySlotAlike, OneUniform])
-def test_chi_square_sees_reused_noise(dice):
-    @functools.partial(jax.jit, donate_argnums=2)
-    def decode(method, contexts, state):
-        again = lambda state: method.step(contexts, state, dice())[0]  # noqa: E731
-        return jax.lax.while_loop(unfinished, again, state)
-
-    shape = fixed(2, 1, draw="with")
-    found = p_value(rules.Token(), shape, smp.Sampling(0.7), decode)
-    assert found < 1e-6
 
 
 @pytest.mark.sweep

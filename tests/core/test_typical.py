@@ -7,11 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import specjax
-from pairs import TEXTS
 from reference import sequence_distribution, total_variation
-from specjax import rules
-from specjax.pytrees import pytree
 from specjax.rules import Token, Typical, surviving
 from specjax.sampling import Sampling
 from table_models import inputs_of, random_table
@@ -69,29 +65,6 @@ def test_enumerated_distribution_is_the_predicted_one(distribution):
             assert total_variation(found, exact) > 0.05
 
 
-@pytree
-class RejectedByTarget(Token):
-    """Typical acceptance that replaces a token by a draw from p, as other code may."""
-
-    def stop(self, *distributions):
-        return Typical().stop(*distributions)
-
-    def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
-        return jnp.exp(rules.at_position(target_logprobs, accepted))
-
-
-def test_a_planted_fault():
-    """Another replacement shows in the enumeration."""
-    with jax.enable_x64(True):
-        target, draft = random_table(1), random_table(2)
-        distributions = Distributions(target, draft, Sampling())
-        epsilon, delta = float(np.float32(0.09)), float(np.float32(0.3))
-        position = partial(typical_distribution, epsilon=epsilon, delta=delta)
-        after = partial(within, epsilon=epsilon, delta=delta)
-        found = enumerated(target, draft, Sampling(), RejectedByTarget())
-        assert total_variation(found, predicted(distributions, position, after)) > 1e-3
-
-
 @pytest.mark.parametrize(
     ("numbers", "count"),
     # exp(−H) of P is .176, and δ·exp(−H) .053 and .158; P = .35 .25 .15 .10 .07 .04 .02 .02
@@ -130,17 +103,6 @@ def test_greedy_is_the_token_rule():
     for token in range(3):
         kept_of = Typical().acceptance(log(np.eye(3)[[token] * 3]), log(np.eye(3)))
         np.testing.assert_array_equal(kept_of, np.eye(3)[token])
-
-
-@pytest.mark.sweep
-def test_by_name_and_marked(pair):
-    """With settings, and never counted as exact above temperature 0."""
-    rule = rules.parse("typical(epsilon=0.2, delta=0.5)")
-    assert rules.label(rule) == "Typical(epsilon=0.2, delta=0.5)"
-    assert rules.exactness(rule, Sampling(1.0)) is False
-    assert rules.exactness(rule, Sampling(0.0)) is True
-    options = {"max_new_tokens": 24, "temperature": 1.0, "key": 0, "rule": rule, "gamma": 3}
-    assert not specjax.generate(pair.target, pair.draft, TEXTS, **options).exact
 
 
 @pytest.mark.parametrize("numbers", [(0.0, 0.3), (0.09, 1.5), (0.09, float("nan"))])

@@ -58,8 +58,9 @@ def run(
         patch.setattr(compilation_cache, "enable_compilation_cache", lambda: None)
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         # A process of its own would read it when it imports jax.
-        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-        jax.config.update("jax_compilation_cache_dir", cache)
+        cache = jax.config.jax_compilation_cache_dir
+        own = os.environ.get("JAX_COMPILATION_CACHE_DIR", cache)
+        jax.config.update("jax_compilation_cache_dir", own)
         warnings.resetwarnings()
         for hidden in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
             warnings.simplefilter("ignore", hidden)
@@ -72,7 +73,7 @@ def run(
             for name in set(flags.FLAGS) - before:
                 delattr(flags.FLAGS, name)
             flags.FLAGS.unparse_flags()
-            jax.config.update("jax_compilation_cache_dir", None)
+            jax.config.update("jax_compilation_cache_dir", cache)
     stdout, stderr = capsys.readouterr()
     lines = stderr.splitlines(keepends=True)
     lines = [line for line in lines if line != "loading specjax …\n"]  # the first command says it

@@ -23,8 +23,8 @@ QWENS = ("qwen2", "qwen3")
 
 
 def slow(case):
-    """A case of a parametrized test that `make slow` runs: a name, or a tuple of values."""
-    return pytest.param(*([case] if isinstance(case, str) else case), marks=pytest.mark.slow)
+    """A case of a parametrized test that `make slow` runs: a value, or a tuple of values."""
+    return pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.slow)
 
 
 def quick(cases, *chosen):

@@ -423,18 +423,6 @@ def test_a_panel_for_each_race():
     assert len([line for line in second.lines if line.get_marker() == "o"]) == 1
 
 
-def test_rounds_of_one_output():
-    """Rounds at 0, 4 and 6 that drafted 5, 5 and 2 of 8 tokens: 3, 1 and 1 were kept."""
-    race = [
-        row_of("γ=3", 1.2, 1.0, trail=[[0, 5], [4, 5], [6, 2], [8, 0]]),
-        row_of("svip", 1.1, 0.9),
-    ]
-    (axes,) = pictures.draw_example([race]).axes
-    bars = [(b.get_x(), b.get_width()) for b in axes.patches]
-    assert bars == [(0, 3), (3, 2), (4, 1), (5, 4), (6, 1), (7, 1)]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["γ=3"]
-
-
 @pytest.mark.parametrize("draw", [pictures.draw_panels, pictures.draw_regrets])
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_small_race_fits_its_picture(draw, count):
@@ -454,48 +442,3 @@ def test_a_small_race_fits_its_picture(draw, count):
         assert box.y1 <= figure.bbox.y1, part
     boxes = [label.get_window_extent(canvas.get_renderer()) for label in labels]
     assert all(low.y1 <= high.y0 + 2 for low, high in itertools.pairwise(boxes))
-
-
-def test_regret_is_drawn_of_those_that_lose_least():
-    race = [row_of("γ=3", 1.2, 1.0), *(row_of(f"p{i}", 1.0, 1.0 + i / 10) for i in range(7))]
-    figure = pictures.draw_regrets([race])
-    (axes,) = figure.axes
-    names = [line.get_label() for line in axes.lines]
-    assert names == ["best static γ", "p6", "p5", "p4", "p3", "p2"]
-    assert list(axes.lines[0].get_ydata()) == [0, 2]
-    looks = {(line.get_color(), line.get_marker()) for line in axes.lines}
-    assert len(looks) == 6
-    assert "None" not in {marker for _, marker in looks}  # a curve of one value is a point
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == names
-    title = "In replay p6 loses no more than the best static γ in 1 of 1 race"
-    assert figure.get_suptitle() == title
-
-
-def test_a_policy_has_one_look_in_all_panels():
-    races = [
-        [row_of("γ=3", 1.2, 1.0, draft=draft), *(row_of(n, 1.1, 0.9, draft=draft) for n in names)]
-        for draft, names in (("a", ("svip", "ucb")), ("b", ("ucb",)))
-    ]
-    panels = [axes for axes in pictures.draw_regrets(races).axes if axes.axison]
-    first, second = (axes.lines[-1] for axes in panels)
-    assert (first.get_color(), first.get_marker()) == (second.get_color(), second.get_marker())
-
-
-def test_the_title_counts_the_races_of_the_best_policy():
-    races = [
-        [row_of("γ=3", 1.2, 1.0), row_of("svip", 1.1, 0.99), row_of("ucb", 1.3, 0.97)],
-        [row_of("γ=3", 1.2, 1.0, draft="b"), row_of("svip", 1.1, 0.9, draft="b")],
-    ]
-    title = "svip: faster than the best static γ, or within 2% of it, in 1 of 2 races"
-    assert pictures.levelled(races) == title
-    assert pictures.draw_panels(races).get_suptitle().replace("\n", " ") == title
-
-
-def test_lengths_are_drawn_by_what_became_of_them():
-    """30 drafted and 20 accepted tokens in 10 calls: bars of 2 and, behind them, 1."""
-    race = [row_of("γ=3", 1.2, 1.0), row_of("svip", 1.3, 1.1, drafted=20)]
-    (axes,) = pictures.draw_lengths([race]).axes
-    bars = [(b.get_x(), round(b.get_y() + b.get_height() / 2), b.get_width()) for b in axes.patches]
-    assert bars == [(0, 0, 2), (0, 1, 2), (2, 0, 1), (2, 1, 0)]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["γ=3", "svip"]

@@ -34,12 +34,6 @@ BUDGET = jnp.int32([5, 7])
 ROOM = 16
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def distributions(model, inputs, prefixes) -> np.ndarray:
     """Log-probabilities after each prefix, in float64 and without a cache."""
     logits = logits_after(model, inputs, prefixes, ROOM).astype(np.float64)
@@ -123,7 +117,7 @@ def case(seed: int, vocab_size: int):
 # Against slow definitions.
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("double")
 def test_wide_beams_are_exhaustive_search():
     """Two of 9 tokens go on and 1 ends: at width 9 nothing is dropped in 3 steps."""
     table = np.full((4096, 9), -np.inf)
@@ -152,7 +146,7 @@ SHAPES = {  # (w, u, γ): V
 }
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(
     "shape", [shape if shape[0] % 2 == 0 else slow((shape,)) for shape in SHAPES], ids=str
 )
@@ -187,7 +181,7 @@ def check_counts(stats, plain_stats, shape):
     assert (stats.kept <= stats.drafted).all()
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("seed", range(3))
 def test_the_appendix_to_the_letter_gives_the_same_beams(seed):
     target, draft, eos, penalty = case(seed, 6)
@@ -198,7 +192,7 @@ def test_the_appendix_to_the_letter_gives_the_same_beams(seed):
 # The draft decides how many calls it takes, and nothing else.
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("shape", [(1, 3, 4), (4, 9, 2)], ids=str)
 def test_a_perfect_draft_keeps_every_step(shape):
     for seed in range(10):
@@ -225,7 +219,7 @@ def test_a_wider_draft_can_crowd_out_the_beam():
     assert state.stats.kept_lengths[0].tolist() == [0, 2, 0, 0]
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("double")
 def test_a_hopeless_draft_costs_calls_and_changes_nothing():
     target = random_table(0, 5, forbidden=0.0)
     draft = TableModel(-3.0 * target.table)
@@ -269,7 +263,7 @@ def test_equals_are_ordered_by_beam_and_then_by_token():
     assert found(state) == found(plain(model, width=3))
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("double")
 def test_an_input_alone_is_as_in_a_batch():
     target, draft, eos, penalty = case(1, 6)
     both = fast(target, draft, eos, penalty, shape=(4, 9, 2))
@@ -303,7 +297,7 @@ def differs() -> bool:
     return False
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("double")
 def test_planted_faults_change_the_beams(monkeypatch):
     follow, take = beam.follow, beam.take
     with monkeypatch.context() as patch:  # keep a step although a beam is not on the tree
@@ -363,15 +357,6 @@ def test_both_lower_for_every_platform():
     export.export(beam.speculative, platforms=platforms)(
         target, near, *args, width=2, draft_width=3, gamma=2, buffer_len=8
     )
-
-
-@pytest.mark.usefixtures("x64")
-def test_numbers_compile_nothing_new():
-    target, draft, eos, penalty = case(3, 5)
-    fast(target, draft, eos, penalty, shape=(3, 3, 1))
-    size = beam.speculative._cache_size()
-    fast(draft, target, eos + 1, penalty + 0.5, shape=(3, 3, 1))
-    assert beam.speculative._cache_size() == size
 
 
 # Texts.
@@ -464,46 +449,3 @@ def test_errors(shape, message):
 
 
 # Against transformers.
-
-
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("penalty", [0.0, 0.8])
-def test_transformers_finds_the_same_beams(penalty, tmp_path):
-    """`generate` with early_stopping="never", which stops only where nothing can improve."""
-    torch = pytest.importorskip("torch")
-    from transformers import T5ForConditionalGeneration
-
-    directory = t5_variants.write(tmp_path / "target", t5_variants.VARIANTS["v1_1"])
-    ours = load(directory, dtype=jnp.float32)
-    theirs = T5ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
-    for seed in range(4):
-        source = np.random.default_rng(seed).integers(2, 40, size=(1, 7), dtype=np.int32)
-        output = theirs.generate(
-            torch.tensor(source, dtype=torch.long),
-            num_beams=4,
-            num_return_sequences=4,
-            max_new_tokens=12,
-            eos_token_id=[1, 7, 9, 30],
-            length_penalty=penalty,
-            early_stopping="never",
-            do_sample=False,
-            output_scores=True,
-            return_dict_in_generate=True,
-        )
-        state = beam.search(
-            ours.model,
-            inputs_of([[0]], source.tolist()),
-            jnp.int32([12]),
-            jnp.int32([1, 7, 9, 30]),
-            penalty,
-            width=4,
-            buffer_len=16,
-        )
-        hypotheses = found(state)[0]
-        for (tokens, score), row, other in zip(
-            hypotheses, output.sequences, output.sequences_scores, strict=True
-        ):
-            assert row[1 : 1 + len(tokens)].tolist() == tokens
-            assert not row[1 + len(tokens) :].any()
-            assert score == pytest.approx(float(other), abs=1e-4)

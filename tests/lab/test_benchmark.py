@@ -5,11 +5,9 @@ import dataclasses
 import json
 import math
 import random
-import re
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,10 +15,7 @@ import command_line
 from configs import benchmark_cpu, benchmark_gpu
 from experiments.benchmark import bars, forced, measure, models, peers, tables
 from experiments.benchmark.cases import PARTS, SHAPES, Case, chosen, step_bytes, suite
-from specjax import loop
 from specjax.measure.timing import PLAIN, SPECULATIVE
-from specjax.pytrees import pytree
-from specjax.rules import Token, ends
 from tiny_models import slow
 
 TINY = Case("tiny", "tiny-draft", batch=32, tokens=40, buffer=48, source=5)
@@ -53,34 +48,6 @@ def test_certain_acceptance_and_certain_rejection(both, alpha):
     rows = measure.call(case, both[0], measure.build(case, *both))[2]
     assert [row.accepted for row in rows] == [30 * alpha] * 2  # 10 rounds of 3 + 1, or 40 of 1
     assert [row.target_calls for row in rows] == [10 if alpha else 40] * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_forced_rule_does_all_the_work(both, temperature):
-    """Compiled, its loop is no smaller than the paper's rule's."""
-    case = dataclasses.replace(TINY, temperature=temperature, batch=2)
-    method = measure.build(case, *both)
-
-    def operations(decode, rule):
-        by = dataclasses.replace(method, rule=rule)
-        text = decode.lower(by, *measure.begin(case, both[0], by)).compile().as_text()
-        return len(re.findall(r"^\s+(?:ROOT )?%?[\w.-]+ = ", text, re.MULTILINE))
-
-    found = operations(forced.decode, method.rule)
-    assert found >= operations(loop.decode, Token())
-    # And the count would show it: a rule that reads no distribution is smaller.
-    assert operations(forced.decode, Blind(method.rule.alpha)) < found
-
-
-@pytree
-class Blind(forced.ForcedRule):
-    """Computes nothing of what it does not need."""
-
-    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        powers = jnp.cumprod(jnp.full(drafts.shape, self.alpha), axis=1)
-        slots = jnp.arange(drafts.shape[1], dtype=jnp.int32)[None, :]
-        return ends(jnp.where(slots < draft_len[:, None], powers, 0.0))
 
 
 def test_what_a_step_must_read():

@@ -6,7 +6,6 @@ in the hub's layout stand in for what the names mean.
 
 import dataclasses
 import functools
-import json
 import pathlib
 import re
 from typing import NamedTuple
@@ -28,7 +27,7 @@ from specjax import checkpoints, generate, tasks
 from specjax.batching import bucket
 from specjax.models.t5 import T5, T5Config
 from specjax.types import Inputs
-from tiny_models import slow
+from tiny_models import quick
 
 DOC = command_line.ROOT / "experiments" / "reproduce" / "README.md"
 
@@ -102,11 +101,7 @@ def changed(checkpoint, noise):
     )
 
 
-ONE_EACH = ("t5-3b_en-de", "t5-11b_cnn-dm")  # a config of each task
-OTHERS = [name for name in paper_config.CHOICES if name not in ONE_EACH]
-
-
-@pytest.mark.parametrize("name", [*ONE_EACH, *map(slow, OTHERS)])
+@pytest.mark.parametrize("name", quick(paper_config.CHOICES, "t5-11b_cnn-dm"))
 def test_methods_agree_as_the_config_says(name, root, monkeypatch):
     monkeypatch.chdir(root)
     config = paper_config.get_config(name)
@@ -142,42 +137,6 @@ def test_methods_agree_as_the_config_says(name, root, monkeypatch):
     assert found.within
     alone = decode(drafts[0], None, key=jax.random.key(1), **sampled)
     assert not scores.agree(config.metric, alone.texts, plain.texts, references).within
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "score", "printed"),
-    [
-        ("t5-3b_en-de", "bleu", "γ=7: 3.2 → 3.4"),
-        ("flan-t5-xxl_cnn-dm", "rougeLsum", "γ=5: 2.4 → 3.1"),
-    ],
-)
-def test_the_report(name, score, printed, root, monkeypatch, capsys, tmp_path):
-    """The whole command, on fewer and shorter outputs: both scores, and the paper's rows beside."""
-    draft = paper_config.get_config(name).drafts[0]
-    fewer = {
-        "drafts": f"('{draft}',)", "gammas": "(1, 3)", "max_new_tokens": 8, "alpha_inputs": 3,
-        "quality_inputs": 3, "timed_inputs": 1, "repeats": 1,
-    }  # fmt: skip
-    outcome = command_line.run(
-        monkeypatch,
-        capsys,
-        "experiments.reproduce",
-        f"--config={command_line.ROOT}/configs/paper.py:{name}",
-        f"--workdir={tmp_path}",
-        *(f"--config.{field}={value}" for field, value in fewer.items()),
-        cwd=root,
-    )
-    assert outcome.status == 0, outcome.stderr
-    report = (tmp_path / "report.md").read_text()
-    assert printed in report
-    assert "At T=0 both methods give the same outputs." in report
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    quality_rows = [row for row in rows if row["table"] == "quality"]
-    assert [row["temperature"] for row in quality_rows] == [0, 1]
-    for row in quality_rows:
-        assert score in [found["name"] for found in row["plain"]]
-        assert row["target"] == paper_config.get_config(name).target
 
 
 # --- what the configs say ----------------------------------------------------------------------

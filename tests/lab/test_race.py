@@ -1,10 +1,7 @@
 """The race: real rounds, real times, and what is shown of them."""
 
-import itertools
-
 import jax
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 import specjax
@@ -134,61 +131,11 @@ def test_the_animation_says_what_was_gained():
     assert command.captions([MADE, fast], 2.0)[1] == "done: 2.50 times as fast"
 
 
-def test_the_clock_stands_still_at_the_end():
-    assert recording.clock(MADE, 0.0) == "0.00 s, 0 tokens, 0 tokens/s"
-    assert recording.clock(MADE, 2.5) == "2.50 s, 4 tokens, 2 tokens/s"
-    assert (
-        recording.clock(MADE, 5.0) == recording.clock(MADE, 60.0) == "5.00 s, 7 tokens, 1 tokens/s"
-    )
-
-
 def test_the_outcome():
     fast = Side("fast", [Moment(2.0, 0, [("abc", "accepted")], 7)])
     assert recording.outcome([MADE, fast]).endswith(
         "fast: 2.00 s, 7 tokens, 4 tokens/s. 2.50 times as fast."
     )
-
-
-def test_both_panels_have_the_colours(sides, capsys):
-    from rich.console import Console
-
-    end = max(side.seconds for side in sides)
-    console = Console(force_terminal=True, width=120, color_system="truecolor")
-    console.print(command.panels(sides, end, 54, 5.0))
-    shown = capsys.readouterr().out
-    assert "plain, slowed down 5x" in shown
-    assert "38;2;46;125;50m" in shown  # accepted
-    assert "9;38;2;198;40;40m" in shown  # rejected, struck
-    assert recording.clock(sides[1], end) in shown
-
-
-def test_the_pace_is_said():
-    assert command.pace(17.0) == "slowed down 17x"
-    assert command.pace(0.5) == "sped up 2x"
-
-
-def test_words_of_an_animation_do_not_collide():
-    """A name and its clock stand apart, also of a long race."""
-    many = Side("speculative", [Moment(1234.5, 0, [("x", "corrected")], 1_234_567)])
-    figure = command.blank()
-    command.draw(figure, [many, many], 1234.5, "a pair", 5.0)
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
-    assert len(boxes) == 11  # heading, two captions, clocks and texts, and the legend's four parts
-    for one, other in itertools.combinations(boxes, 2):
-        assert not one.overlaps(other)
-
-
-def test_pieces_of_an_animation_lie_side_by_side():
-    """Each begins where the one before ends, within a third of a character."""
-    line = [("n" * 40, "accepted"), ("x", "corrected")]
-    figure = command.blank()
-    sides = [Side(name, [Moment(1.0, 0, line, 41)]) for name in ("plain", "speculative")]
-    command.draw(figure, sides, 1.0, "a pair", 5.0)
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    texts = {text.get_text(): text for text in figure.axes[0].texts}
-    first, second = (texts[piece].get_window_extent(renderer) for piece, _ in line)
-    assert abs(first.x1 - second.x0) < second.width / 3
 
 
 def test_an_animation(sides, tmp_path, monkeypatch):

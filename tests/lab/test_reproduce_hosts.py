@@ -66,6 +66,7 @@ def check_same(alone, found):
                 assert one[name] == other[name], name
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The task jsonl")
 def test_two_processes_make_the_rows_of_one(job, here, tmp_path):
     """α at both temperatures, and a workdir that the first process alone has."""

@@ -125,32 +125,10 @@ def test_alpha_towards_1_loses_no_digits():
     np.testing.assert_allclose(formulas.expected_tokens(below[1:], 7), series[1:], rtol=1e-14)
 
 
-def test_a_free_draft_saves_all_but_the_verify_pass():
-    alphas = np.linspace(0, 1, 21)
-    for gamma in (1, 5):
-        np.testing.assert_array_equal(
-            formulas.walltime_speedup(alphas, gamma, c=0), formulas.expected_tokens(alphas, gamma)
-        )
-
-
 def test_expected_tokens_is_the_geometric_series():
     alphas, gammas = np.linspace(0, 1, 21)[:, None], np.arange(9)
     series = np.array([[sum(a**i for i in range(g + 1)) for g in gammas] for a in alphas[:, 0]])
     np.testing.assert_allclose(formulas.expected_tokens(alphas, gammas), series, rtol=1e-13)
-
-
-def test_geometric_distribution_by_simulation():
-    # 200,000 rounds of γ = 5 coins. A mean of n ≤ γ has a standard error below
-    # 2.5/√200,000 = 0.0056 and a frequency one below 0.0012: 5 of them fail once in 2 million.
-    alpha, gamma, rounds = 0.7, 5, 200_000
-    kept = np.random.default_rng(0).random((rounds, gamma)) < alpha
-    accepted = np.cumprod(kept, axis=1).sum(axis=1)
-    assert accepted.mean() + 1 == pytest.approx(formulas.expected_tokens(alpha, gamma), abs=0.028)
-    distribution = [(1 - alpha) * alpha**n for n in range(gamma)] + [alpha**gamma]
-    frequencies = np.bincount(accepted, minlength=gamma + 1) / rounds
-    np.testing.assert_allclose(frequencies, distribution, atol=0.006)
-    # What circulates as α: accepted over drafted. It is lower, since rounds are cut short.
-    assert accepted.sum() / (rounds * gamma) < alpha - 0.2
 
 
 def test_texts_of_unequal_difficulty_fall_short_of_eq_1():
@@ -227,13 +205,6 @@ def test_identities_of_d_lk():
     np.testing.assert_array_equal(formulas.d_lk(target, target), np.zeros(len(target)))
     assert np.all((distance >= 0) & (distance <= 1))
     assert formulas.d_lk([1.0, 0.0], [0.0, 1.0]) == 1
-
-
-def test_overlap_of_a_worked_example():
-    target_probs = np.array([0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02])
-    draft_probs = np.array([0.20, 0.20, 0.20, 0.15, 0.10, 0.08, 0.05, 0.02])
-    assert 1 - formulas.d_lk(target_probs, draft_probs) == pytest.approx(0.800)
-    assert formulas.non_iterative_acceptance(target_probs, draft_probs) == pytest.approx(0.2 / 0.35)
 
 
 def test_non_iterative_acceptance():
