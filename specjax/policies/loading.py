@@ -21,6 +21,9 @@ NAMES = {
         "tapout": ["tapout"],
         "acceptance_head": ["head"],
         "nodes": ["nodes", "cut"],
+        "verified": ["fixed", "threshold", "by_batch_size"],
+        "early_stop": ["early_stop"],
+        "both": ["both"],
     }.items()
     for name in names
 }
