@@ -23,7 +23,6 @@ NAMES = {
         "nodes": ["nodes", "cut"],
         "verified": ["fixed", "threshold", "by_batch_size"],
         "early_stop": ["early_stop"],
-        "both": ["both"],
     }.items()
     for name in names
 }

@@ -32,7 +32,7 @@ from specjax.state import unfinished
 from specjax.testing.enumeration import output_distribution
 from table_models import inputs_of, random_table
 from tiny_models import quick
-from toy_policies import TailReader, library, linear_head
+from toy_policies import LIVE, TailReader, library, linear_head
 
 
 def keys_of(batch: int):
@@ -79,11 +79,11 @@ def seen_of(probs, slot=0, hidden=None) -> Observation:
 
 def lengths(policy, gamma_max, rounds) -> list[int]:
     """What the policy allows before and after rounds of (drafted, accepted)."""
-    state, allowed = policy.begin(policy.init(keys_of(1), gamma_max), gamma_max)
+    state, allowed = policy.begin(policy.init(keys_of(1), gamma_max), LIVE, gamma_max)
     found = [int(allowed[0])]
     for drafted, accepted in rounds:
         state = policy.update(state, stats_of(drafted, accepted, gamma_max))
-        state, allowed = policy.begin(state, gamma_max)
+        state, allowed = policy.begin(state, LIVE, gamma_max)
         found.append(int(allowed[0]))
     return found
 
@@ -132,7 +132,7 @@ def test_nothing_is_learned_from_behind_an_eos(name):
     policy, states = library(4, 2)[name], []
     for accepted, behind in ((2, 0.1), (3, 0.4), (4, 0.9)):
         each = [0.6, 0.7, behind, behind]
-        state, _ = policy.begin(policy.init(keys_of(1), 4), 4)
+        state, _ = policy.begin(policy.init(keys_of(1), 4), LIVE, 4)
         round_ = stats_of(4, accepted, 4, each, each, each, emitted=2)
         states.append(policy.update(state, round_))
     for other in states[1:]:
@@ -253,11 +253,11 @@ def test_goodput():
     α = ⅓: 1, 1.212, 1.204, so 1. At .6 a draft, 1.5/1.6 < 1: none. α = 1 and 0 are no exceptions.
     """
     policy = goodput(Costs(0.1, [1, 1, 1, 1]), prior=0.5, weight=2, memory=0.5)
-    state, allowed = policy.begin(policy.init(keys_of(1), 3), 3)
+    state, allowed = policy.begin(policy.init(keys_of(1), 3), LIVE, 3)
     assert allowed.tolist() == [2]
     state = policy.update(state, stats_of(2, 0, 3))
     np.testing.assert_allclose(policy.alpha(state), [1 / 3], rtol=1e-6)
-    assert policy.begin(state, 3)[1].tolist() == [1]
+    assert policy.begin(state, LIVE, 3)[1].tolist() == [1]
     assert lengths(goodput(Costs(0.6, [1, 1]), prior=0.5), 1, []) == [0]
     for prior, tokens in ((1.0, [1, 2, 3, 4]), (0.0, [1, 1, 1, 1])):
         extreme = goodput(Costs(0.1, [1, 1, 1, 1]), prior=prior)
@@ -270,9 +270,9 @@ def test_goodput_tries_again():
     policy = goodput(Costs(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
     state = policy.init(keys_of(1), 1)
     state = policy.update(state, stats_of(1, 0, 1))
-    assert policy.begin(state, 1)[1].tolist() == [0]
+    assert policy.begin(state, LIVE, 1)[1].tolist() == [0]
     state = policy.update(state, stats_of(0, 0, 1))
-    assert policy.begin(state, 1)[1].tolist() == [1]
+    assert policy.begin(state, LIVE, 1)[1].tolist() == [1]
 
 
 def test_first_descent():
@@ -285,7 +285,7 @@ def test_first_descent():
     state = policy.init(keys_of(1), 2)
     zeros = jnp.zeros((1, 8), jnp.float32)
     tally = Tally(zeros.at[0, 7].set(6), zeros.at[0, 7].set(6).at[0, 0].set(2))
-    state, allowed = policy.begin(state._replace(tally=tally), 2)
+    state, allowed = policy.begin(state._replace(tally=tally), LIVE, 2)
     assert allowed.tolist() == [2]
     assert drafts(policy, state, [0.95, 0.05], 0)[1:] == (True, True)
     assert drafts(policy, state, [0.95, 0.05], 1)[1:] == (True, False)
@@ -313,7 +313,7 @@ def test_lookahead():
     the belief to the power of .6.
     """
     policy = lookahead(Costs(0.1, [1, 1, 1.6, 1.7]), prior=0.9)
-    state, allowed = policy.begin(policy.init(keys_of(1), 3), 3)
+    state, allowed = policy.begin(policy.init(keys_of(1), 3), LIVE, 3)
     assert allowed.tolist() == [3]
     bars = 1.9 / 1.1 * np.array([0.1 / 0.9, 0.9 / 1.71, 0.2 / 0.9, np.inf])
     np.testing.assert_allclose(state.bars[0], bars, rtol=1e-5)
@@ -336,11 +336,11 @@ def test_lookahead_falls_back_to_what_was_measured():
         np.testing.assert_allclose(policy.alpha(state), [alpha] * 2, rtol=1e-6)
         for _ in range(200):
             state = update(state, stats_of([1, 1], [0, 0], 1))
-        assert policy.begin(state, 1)[1].tolist() == [0, 0]
+        assert policy.begin(state, LIVE, 1)[1].tolist() == [0, 0]
         for _ in range(1500):
             state = update(state, nothing)
         np.testing.assert_allclose(policy.alpha(state), [alpha] * 2, rtol=0.05)
-        assert policy.begin(state, 1)[1].tolist() == [int(policy is good)] * 2
+        assert policy.begin(state, LIVE, 1)[1].tolist() == [int(policy is good)] * 2
     unknown = lookahead(Costs(0.3, [1, 1]))
     np.testing.assert_allclose(unknown.alpha(unknown.init(keys_of(1), 1)), 0.7, rtol=1e-6)
 
@@ -364,7 +364,7 @@ def test_who_prefers_plain():
             measured = Costs(step, [1.05, 1, 1], alpha=0.6, between=0.0)
             policy = make(measured, **({} if make in (together, lookahead) else {"prior": 0.6}))
             assert policy.prefers_plain(2, 500) == plain, make
-            assert np.any(policy.begin(policy.init(keys_of(1), 2), 2)[1] > 0)
+            assert np.any(policy.begin(policy.init(keys_of(1), 2), LIVE, 2)[1] > 0)
     assert not constant(2).prefers_plain(2, 1)
     # Outputs that are all of one token's kind or another.
     apart = Costs(0.3, [1, 1], alpha=0.1, between=1.0)
@@ -377,7 +377,7 @@ def test_lookahead_learns_what_beliefs_tell(telling):
     """Tokens of belief .8 and .2, both accepted half of the time, or as often as is believed."""
     policy, rng = lookahead(Costs(0.1, [1, 1])), np.random.default_rng(0)
     state = policy.init(keys_of(1), 1)
-    update = jax.jit(lambda state, round_: policy.update(policy.begin(state, 1)[0], round_))
+    update = jax.jit(lambda state, round_: policy.update(policy.begin(state, LIVE, 1)[0], round_))
     for _ in range(400):
         belief = rng.choice([0.2, 0.8])
         kept = rng.random() < (belief if telling else 0.5)
@@ -422,7 +422,7 @@ def test_lookahead_gives_up_on_evidence():
         policy = lookahead(table, weight=1e3, lasting=1.0, width=width)
         state, found = policy.init(keys_of(1), 1), []
         for _ in range(40):
-            state, allowed = policy.begin(state, 1)
+            state, allowed = policy.begin(state, LIVE, 1)
             found.append(min(int(allowed[0]), 1))
             state = policy.update(state, stats_of(found[-1], found[-1] * (len(found) % 5 == 0), 1))
         assert sum(found) == sum(found[:tests]) == tests
@@ -470,7 +470,7 @@ def test_lookahead_tries_again():
     policy = lookahead(Costs(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
     state, found = policy.init(keys_of(1), 1), []
     for _ in range(40):
-        state, allowed = policy.begin(state, 1)
+        state, allowed = policy.begin(state, LIVE, 1)
         found.append(min(int(allowed[0]), 1))
         state = policy.update(state, stats_of(found[-1], 0, 1))
     tried = np.flatnonzero(found)
@@ -485,8 +485,8 @@ def test_ucb():
     state = Played(
         jnp.int32([0]), jnp.float32([[3, 1]]), jnp.float32([[1.5, 0.4]]), jnp.uint32([0])
     )
-    assert ucb(width=1.0).begin(state, 2)[1].tolist() == [2]
-    assert ucb(width=0.0).begin(state, 2)[1].tolist() == [1]
+    assert ucb(width=1.0).begin(state, LIVE, 2)[1].tolist() == [2]
+    assert ucb(width=0.0).begin(state, LIVE, 2)[1].tolist() == [1]
     # Costs 1, 1, 2: at most 2 tokens per time; 2 of 2 accepted give 3/2.
     policy = ucb(Costs(0.0, [1, 1, 2]))
     state = policy.update(state._replace(arm=jnp.int32([1])), stats_of(2, 2, 2))
@@ -500,7 +500,7 @@ def test_ucb_plays_every_arm_first():
     policy, rows = ucb(), 32
     state, orders = policy.init(keys_of(rows), 3), []
     for _ in range(3):
-        state, allowed = policy.begin(state, 3)
+        state, allowed = policy.begin(state, LIVE, 3)
         orders.append(np.asarray(allowed))
         state = policy.update(state, stats_of(allowed, 0 * allowed, 3))
     orders = np.array(orders).T
@@ -530,7 +530,7 @@ def test_exponential_weights_draw_by_their_probabilities():
         played = []
         for count in range(2):
             state = state._replace(counted=0 * state.counted + count)
-            _, allowed = policy.begin(state, 3)
+            _, allowed = policy.begin(state, LIVE, 3)
             played.append(np.asarray(allowed) - first)
             probs = np.asarray(policy.probs(state)[0])
             shares = np.bincount(played[-1], minlength=len(probs)) / rows
@@ -591,7 +591,8 @@ def test_tapout_decides_as_the_arm_of_a_row():
     state, again = policy.go_on(state, more, jnp.full((4,), jnp.log(0.5)))
     assert again.tolist() == [True, False, False, True]
     tried = jnp.float32(1 - np.eye(4))  # row i has all arms behind it but for arm i
-    begun, allowed = policy.begin(state._replace(bandit=state.bandit._replace(plays=tried)), 4)
+    state = state._replace(bandit=state.bandit._replace(plays=tried))
+    begun, allowed = policy.begin(state, LIVE, 4)
     assert begun.bandit.arm.tolist() == [0, 1, 2, 3]
     assert allowed.tolist() == [1, 4, 4, 2]
 
@@ -631,7 +632,7 @@ def test_tapout_finds_the_better_arm():
     for share, better in ((1, 1), (0, 0)):
         state = policy.init(keys_of(2), 4)
         for _ in range(60):
-            state, allowed = policy.begin(state, 4)
+            state, allowed = policy.begin(state, LIVE, 4)
             state = policy.update(state, stats_of(allowed, share * allowed, 4))
         assert jnp.all(state.bandit.plays[:, better] > 40)
 
@@ -706,7 +707,7 @@ def test_loss_of_the_head():
 def test_finished_rows_learn_nothing():
     """The state of every policy stays as it was, but for one that keeps what is left of each."""
     for name, policy in library(2, 3).items():
-        state, _ = jax.jit(policy.begin, static_argnums=1)(policy.init(keys_of(2), 2), 2)
+        state, _ = jax.jit(policy.begin, static_argnums=2)(policy.init(keys_of(2), 2), LIVE, 2)
         done = stats_of([2, 1], [1, 1], 2)._replace(active=jnp.array([True, False]))
         new = jax.jit(policy.update)(state, done)
         if isinstance(state, Shared):

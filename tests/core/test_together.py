@@ -25,7 +25,7 @@ from specjax.testing.common import joint_expected
 from specjax.testing.enumeration import joint_distribution
 from table_models import inputs_of, random_table
 from test_policies import keys_of, stats_of
-from toy_policies import Gossip, OneOf
+from toy_policies import LIVE, Gossip, OneOf
 
 INPUTS = inputs_of([[1, 0], [0, 1, 1]])
 POLICIES = {
@@ -157,7 +157,7 @@ def test_one_length_for_all_by_hand():
     policy = together(Costs(0.1, [1, 1, 1.6, 1.6]), weight=1e-6)
 
     def length(*state):
-        return int(policy.begin(shared(*state), 3)[1])
+        return int(policy.begin(shared(*state), LIVE, 3)[1])
 
     ten = [10.0, 10.0]
     assert length([9, 2], ten, [9, 9]) == 1
@@ -174,9 +174,9 @@ def test_a_draft_is_given_up_on_evidence():
     n ≤ 8. A row of much evidence ends it for all."""
     policy = together(Costs(0.5, [1, 1], alpha=0.05, between=0.2), weight=1e4, width=1.6)
     for tested, drafted in ((0, 1), (4, 1), (8, 1), (9, 0), (100, 0)):
-        assert int(policy.begin(shared([0.0], [tested], [9]), 1)[1]) == drafted
-    assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 9]), 1)[1]) == 0
-    assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 0]), 1)[1]) == 1
+        assert int(policy.begin(shared([0.0], [tested], [9]), LIVE, 1)[1]) == drafted
+    assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 9]), LIVE, 1)[1]) == 0
+    assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 0]), LIVE, 1)[1]) == 1
 
 
 @pytest.mark.sweep
@@ -200,7 +200,7 @@ def test_alone_it_is_lookahead_without_beliefs():
     for _ in range(40):
         alpha, same = (p.alpha(s) for p, s in zip((one, other), states, strict=True))
         np.testing.assert_allclose(alpha, same, rtol=1e-5)
-        found.append(int(other.begin(states[1], 3)[1]))
+        found.append(int(other.begin(states[1], LIVE, 3)[1]))
         assert found[-1] == int(smp.argmax(one.rate(alpha, 3))[0])
         round_ = stats_of(found[-1], rng.integers(found[-1] + 1), 3)
         states = [p.update(s, round_) for p, s in zip((one, other), states, strict=True)]
@@ -212,7 +212,7 @@ def test_it_begins_with_the_alpha_that_was_measured(measured, drafted):
     """Costs 1, 1.4, 1.8, 2.2: at α = .95 three tokens pay best, at .7, where nothing was measured,
     two, at .3 none."""
     policy = together(Costs(0.4, [1.0] * 4, alpha=measured))
-    assert int(policy.begin(policy.init(keys_of(2), 3), 3)[1]) == drafted
+    assert int(policy.begin(policy.init(keys_of(2), 3), LIVE, 3)[1]) == drafted
 
 
 @pytest.mark.sweep
