@@ -6,8 +6,7 @@ acceptance rule accepts, and adds one token of the target's own:
     draft → judge (verify, accept, observe) → conclude (commit, learn)
 
 The output's distribution is the target's, whatever the drafter and the policy. `loop.decode` runs
-rounds, and `passes` leaves out calls that no row needs; `examples/algorithm1.py` has neither cache
-nor batch.
+rounds, `passes` leaves out calls that no row needs; `examples/algorithm1.py` has no cache or batch.
 """
 
 import dataclasses

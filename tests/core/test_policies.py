@@ -10,9 +10,8 @@ import pytest
 import test_exactness
 import test_loops
 from reference import sequence_distribution, total_variation
-from specjax import loop, policies, speculative
+from specjax import policies, speculative
 from specjax import sampling as smp
-from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import Costs, Observation, Round, constant
 from specjax.policies.acceptance_head import head, init, logit, loss
@@ -28,11 +27,9 @@ from specjax.policies.together import Shared, together
 from specjax.pytrees import pytree
 from specjax.rules import Token
 from specjax.sampling import Sampling
-from specjax.state import unfinished
 from specjax.testing.enumeration import output_distribution
 from table_models import inputs_of, random_table
-from tiny_models import quick
-from toy_policies import LIVE, TailReader, library, linear_head
+from toy_policies import LIVE, library, linear_head
 
 
 def keys_of(batch: int):
@@ -183,29 +180,41 @@ def test_what_the_loop_shows(temperature):
 # Each policy by hand.
 
 
-def test_heuristic():
-    """From 5, γ_max 6: full → 6 (7 is too many); 3 of 6 → 5; no draft → 5; 0 → 4 … 1, and 1."""
-    rounds = [(5, 5), (6, 3), (0, 0), (5, 0), (4, 1), (3, 2), (2, 0), (1, 0), (1, 1)]
-    assert lengths(heuristic(5), 6, rounds) == [5, 6, 5, 5, 4, 3, 2, 1, 1, 3]
+CHEAP = Costs(0.1, [1, 1, 1, 1])
+JUMP = Costs(0.1, [1, 2.9, 2.9, 2.9])
+FAST = average(memory=0.0, every=1)
 
 
-def test_gammatune():
-    """From 4: full → 6; 1 → average 3.1; 0 → 2.17; 3 = γ → 5, the average stays; 0 → 1.519."""
-    rounds = [(4, 4), (6, 1), (4, 0), (3, 3), (5, 0)]
-    assert lengths(gammatune(4), 8, rounds) == [4, 6, 4, 3, 5, 2]
-
-
-def test_average():
-    """Five rounds of 3 lift the average from 2 to 2.672 > 2.5: up; five of 0 to .876: down one.
-
-    Without memory it jumps over tiers, down from 7 to 1 and up to no more than γ_max allows.
-    """
-    rounds = [(3, 3)] * 5 + [(5, 0)] * 5
-    assert lengths(average(), 8, rounds) == [3] * 5 + [5] * 5 + [3]
-    quick = average(memory=0.0, every=1)
-    assert lengths(quick, 8, [(3, 3), (5, 5), (7, 0), (1, 1)]) == [3, 5, 7, 1, 3]
-    assert lengths(quick, 4, [(3, 3), (3, 1)]) == [3, 3, 3]  # longer tiers are out of reach
-    assert lengths(average(first=7), 4, []) == [3]
+@pytest.mark.parametrize(
+    ("policy", "gamma_max", "rounds", "due"),
+    [
+        # Full → 6 (7 is too many); 3 of 6 → 5; no draft → 5; 0 → 4 … 1, and 1.
+        (heuristic(5), 6, [(5, 5), (6, 3), (0, 0), (5, 0), (4, 1), (3, 2), (2, 0), (1, 0), (1, 1)],
+         [5, 6, 5, 5, 4, 3, 2, 1, 1, 3]),
+        # Full → 6; 1 → average 3.1; 0 → 2.17; 3 = γ → 5, the average stays; 0 → 1.519.
+        (gammatune(4), 8, [(4, 4), (6, 1), (4, 0), (3, 3), (5, 0)], [4, 6, 4, 3, 5, 2]),
+        # Five rounds of 3 lift the average from 2 to 2.672 > 2.5: up; five of 0 to .876: down one.
+        (average(), 8, [(3, 3)] * 5 + [(5, 0)] * 5, [3] * 5 + [5] * 5 + [3]),
+        # Without memory it jumps over tiers, and up to no more than γ_max allows.
+        (FAST, 8, [(3, 3), (5, 5), (7, 0), (1, 1)], [3, 5, 7, 1, 3]),
+        (FAST, 4, [(3, 3), (3, 1)], [3, 3, 3]),
+        (average(first=7), 4, [], [3]),
+        # α = ½: 1, 1.364, 1.458, 1.442, so 2. After a rejection α = ⅓: 1, 1.212, 1.204, so 1.
+        (goodput(CHEAP, prior=0.5, weight=2, memory=0.5), 3, [(2, 0)], [2, 1]),
+        # 1.5/1.6 < 1: none.
+        (goodput(Costs(0.6, [1, 1]), prior=0.5), 1, [], [0]),
+        # Costs 1, 1.3: α = ½; then ¼ after a rejection, so none; then ⅓, so one.
+        (goodput(Costs(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5), 1, [(1, 0), (0, 0)],
+         [1, 0, 1]),
+        (first_descent(Costs(0.6, [1, 1]), prior=0.5), 1, [], [0]),
+        # Costs 1, 3, 3.1, 3.2, α = .95: one token gives 1.95/3 < 1 and three 3.71/3.2.
+        (lookahead(JUMP, prior=0.95), 3, [], [3]),
+        (first_descent(JUMP, prior=0.95), 3, [], [0]),
+    ],
+)  # fmt: skip
+def test_lengths(policy, gamma_max, rounds, due):
+    """Rounds of (drafted, accepted) in, lengths due."""
+    assert lengths(policy, gamma_max, rounds) == due
 
 
 @pytest.mark.sweep
@@ -248,31 +257,11 @@ def test_adaedl():
     assert drafts(policy, state, [0.125] * 8, 0)[1:] == (False, False)
 
 
-def test_goodput():
-    """Costs 1, 1.1, 1.2, 1.3. α = ½: 1, 1.364, 1.458, 1.442, so 2. After a rejection at once
-    α = ⅓: 1, 1.212, 1.204, so 1. At .6 a draft, 1.5/1.6 < 1: none. α = 1 and 0 are no exceptions.
-    """
-    policy = goodput(Costs(0.1, [1, 1, 1, 1]), prior=0.5, weight=2, memory=0.5)
-    state, allowed = policy.begin(policy.init(keys_of(1), 3), LIVE, 3)
-    assert allowed.tolist() == [2]
-    state = policy.update(state, stats_of(2, 0, 3))
-    np.testing.assert_allclose(policy.alpha(state), [1 / 3], rtol=1e-6)
-    assert policy.begin(state, LIVE, 3)[1].tolist() == [1]
-    assert lengths(goodput(Costs(0.6, [1, 1]), prior=0.5), 1, []) == [0]
-    for prior, tokens in ((1.0, [1, 2, 3, 4]), (0.0, [1, 1, 1, 1])):
-        extreme = goodput(Costs(0.1, [1, 1, 1, 1]), prior=prior)
-        rate = extreme.rate(extreme.alpha(extreme.init(keys_of(1), 3)), 3)
-        np.testing.assert_allclose(rate[0], np.divide(tokens, [1, 1.1, 1.2, 1.3]), rtol=1e-6)
-
-
-def test_goodput_tries_again():
-    """Costs 1, 1.3: α = ½, then ¼ after a rejection, so none; then ⅓, so one."""
-    policy = goodput(Costs(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
-    state = policy.init(keys_of(1), 1)
-    state = policy.update(state, stats_of(1, 0, 1))
-    assert policy.begin(state, LIVE, 1)[1].tolist() == [0]
-    state = policy.update(state, stats_of(0, 0, 1))
-    assert policy.begin(state, LIVE, 1)[1].tolist() == [1]
+@pytest.mark.parametrize(("prior", "tokens"), [(1.0, [1, 2, 3, 4]), (0.0, [1, 1, 1, 1])])
+def test_goodput_at_the_ends(prior, tokens):
+    policy = goodput(CHEAP, prior=prior)
+    rate = policy.rate(policy.alpha(policy.init(keys_of(1), 3)), 3)
+    np.testing.assert_allclose(rate[0], np.divide(tokens, [1, 1.1, 1.2, 1.3]), rtol=1e-6)
 
 
 def test_first_descent():
@@ -289,8 +278,6 @@ def test_first_descent():
     assert allowed.tolist() == [2]
     assert drafts(policy, state, [0.95, 0.05], 0)[1:] == (True, True)
     assert drafts(policy, state, [0.95, 0.05], 1)[1:] == (True, False)
-    dear = first_descent(Costs(0.6, [1, 1]), prior=0.5)
-    assert lengths(dear, 1, []) == [0]
 
 
 def test_first_descent_learns_by_belief():
@@ -383,14 +370,6 @@ def test_lookahead_learns_what_beliefs_tell(telling):
         kept = rng.random() < (belief if telling else 0.5)
         state = update(state, stats_of(1, int(kept), 1, ratio=[float(kept)], probs=[belief]))
     assert 0.7 < state.slope[0] < 1.3 if telling else state.slope[0] < 0.3
-
-
-def test_lookahead_passes_over_a_jump():
-    """Costs 1, 3, 3.1, 3.2, α = .95: one token gives 1.95/3 < 1 and three 3.71/3.2. It drafts,
-    where the first descent is at once."""
-    table = Costs(0.1, [1, 2.9, 2.9, 2.9])
-    assert lengths(lookahead(table, prior=0.95), 3, []) == [3]
-    assert lengths(first_descent(table, prior=0.95), 3, []) == [0]
 
 
 @pytest.mark.parametrize("stretches", [True, False])
@@ -667,14 +646,6 @@ def test_what_is_no_arm(arms, message):
         tapout(arms=arms)
 
 
-@pytest.mark.sweep
-def test_all_arms_of_tapout_in_the_real_loop():
-    """The default arms, and two of which the better is played after a round of each: exact."""
-    with jax.enable_x64(True):
-        for policy in (tapout(), tapout(width=0.0, arms=("adaedl(bar=0.6)", constant(1)))):
-            assert bias(small_method(policy, jnp.float64), 4) < 1e-12
-
-
 def test_head():
     """P(a rejection) = 1 − Πâ, â from the state after each token: nothing is known at slot 0."""
     params = linear_head(2)._replace(out=jnp.float32([1.0, 0.0]), bias=jnp.float32(0.0))
@@ -752,58 +723,10 @@ def bias(method, budget) -> float:
     return total_variation(output_distribution(method, inputs, budget), expected)
 
 
-@pytest.mark.sweep
-def test_a_policy_that_reads_rejected_tails_in_the_real_loop():
-    """114,688 outputs of up to 4 tokens: p > 1e-4."""
-    assert test_exactness.speculative_p_value(Sampling(), TailReader()) > 1e-4
-
-
-class ByPosition(Dice):
-    """Noise by absolute position, which a rejection uses again."""
-
-    def draft(self, state, slot, logprobs, best):
-        return super().draft(state.replace(rounds=state.length + slot), 0, logprobs, best)
-
-
-@pytest.mark.slow
-def test_chi_square_sees_noise_by_position():
-    """The same policy with drafts whose noise returns at the same position: p < 1e-4."""
-
-    @jax.jit
-    def decode(method, contexts, state):
-        def body(state):
-            return speculative.step(method, contexts, state, ByPosition())[0]
-
-        return jax.lax.while_loop(unfinished, body, state)
-
-    assert test_exactness.speculative_p_value(Sampling(), TailReader(), decode) < 1e-4
-
-
-def run(method, inputs, budget):
-    keys = test_loops.keys_of(len(inputs.prompt))
-    return test_loops.run(method, inputs, budget, keys=keys, buffer_len=40)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    "name",
-    quick(
-        [name for name in NAMES if not library(2, 3)[name].reads_batch],
-        "constant", "svip", "lookahead", "hedge", "head",
-    ),
-)  # fmt: skip
-def test_lengths_vary_and_settings_compile_nothing(name):
-    """Lengths vary, but for the constant; other settings trace nothing."""
-    policy = library(2, 3)[name]
-    method = dataclasses.replace(small_method(policy), eos_ids=test_loops.NEVER)
-    inputs = inputs_of([[1], [0, 1], [2, 2, 0], [0]])
-    stats = run(method, inputs, 20).stats
-
-    # At its end a row has room for less than two: three tokens less in all, at most.
-    always = stats.drafted >= 2 * stats.target_calls - 3
-    assert np.all(always) == (name == "constant")
-
-    sizes = loop.start._cache_size(), loop.decode._cache_size()
-    moved = jax.tree.map(lambda x: x if x.dtype == jnp.int32 else x * 0.9, policy)
-    run(dataclasses.replace(method, policy=moved), inputs, 20)
-    assert (loop.start._cache_size(), loop.decode._cache_size()) == sizes
+def test_other_settings_compile_nothing():
+    """Every setting is data; what is static would be another program."""
+    for name, policy in library(2, 3).items():
+        for field in dataclasses.fields(policy):
+            assert not field.metadata.get("static"), (name, field.name)
+        for leaf in jax.tree.leaves(policy):
+            assert isinstance(leaf, jax.Array), name

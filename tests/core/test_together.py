@@ -1,8 +1,6 @@
-"""Policies that read their batch: exact for all rows together, and one that is worked by hand."""
+"""The policy `together`, worked by hand; `check_policy` enumerates it in `test_parts.py`."""
 
-import collections
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,132 +8,17 @@ import numpy as np
 import pytest
 
 import test_loops
-from reference import chi_square, total_variation
-from specjax import loop, speculative
 from specjax import sampling as smp
-from specjax.drafters.base import ModelDrafter
-from specjax.policies import Costs, constant
+from specjax import speculative
+from specjax.policies import Costs
 from specjax.policies.estimating import Evidence
 from specjax.policies.goodput import Tally
 from specjax.policies.lookahead import lookahead
 from specjax.policies.together import Shared, together
-from specjax.rules import Token, at_tokens
 from specjax.sampling import Sampling
-from specjax.testing.common import joint_expected
-from specjax.testing.enumeration import joint_distribution
 from table_models import inputs_of, random_table
 from test_policies import keys_of, stats_of
-from toy_policies import LIVE, Gossip, OneOf
-
-INPUTS = inputs_of([[1, 0], [0, 1, 1]])
-POLICIES = {
-    "gossip": Gossip(),
-    "together": together(Costs(0.3, [1.0] * 3), prior=0.6, weight=1.0, memory=0.5),
-    "constant": constant(2),
-}
-
-
-def method_of(policy, size, chosen, *, eos, dtype) -> speculative.Speculative:
-    target, draft = (random_table(seed, size, dtype=dtype) for seed in (1, 2))
-    return speculative.Speculative(
-        target, ModelDrafter(draft), Token(), policy, chosen, jnp.int32([eos]), 2
-    )
-
-
-def bias(name, *, eos=-1, budgets=(4, 3), step=speculative.step) -> float:
-    """Total variation of the joint distribution of two rows, each with an input of its own."""
-    with jax.enable_x64(True):
-        policy = OneOf(tuple(POLICIES.values()), jnp.int32(list(POLICIES).index(name)))
-        method = method_of(policy, 2, Sampling(1.0), eos=eos, dtype=jnp.float64)
-        found = joint_distribution(method, INPUTS, list(budgets), step=step)
-        return total_variation(found, joint_expected(method, INPUTS, budgets))
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("eos", [-1, 1])
-@pytest.mark.parametrize("name", ["gossip", "together"])
-def test_enumerated_joint_distribution(name, eos):
-    """All outputs of 4 and 3 tokens over 2, which an EOS ends in half of the cases: given whatever
-    the other row gets, a row's distribution is the target's. TV < 1e-12."""
-    assert bias(name, eos=eos) < 1e-12
-
-
-def _finish(method, contexts, state, drafts, dice):
-    verdict, state = speculative.judge(method, contexts, dice, state, drafts)
-    return speculative.conclude(method, contexts.drafter, state, drafts, verdict)
-
-
-def in_turn_step(method, contexts, state, dice):
-    """The second row drafts no more than the first got accepted in this very round."""
-    drafts, state = speculative.draft(method, contexts.drafter, state, dice)
-    accepted = speculative.judge(method, contexts, dice, state, drafts)[0].accepted
-    length = drafts.length.at[1].min(accepted[0])
-    return _finish(method, contexts, state, drafts._replace(length=length), dice)
-
-
-def peeking_step(method, contexts, state, dice):
-    """All drafts end before the first token that its distribution, in any row, thinks unlikely."""
-    drafts, state = speculative.draft(method, contexts.drafter, state, dice)
-    slots = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
-    doubtful = at_tokens(drafts.logprobs, drafts.tokens) < np.log(0.4)
-    doubtful &= slots < drafts.length[:, None]
-    shortest = jnp.min(jnp.where(doubtful, slots, method.gamma_max))
-    length = jnp.minimum(drafts.length, shortest)
-    return _finish(method, contexts, state, drafts._replace(length=length), dice)
-
-
-@pytest.mark.sweep
-def test_reading_a_neighbours_round_is_no_fault_and_peeking_is():
-    """TV < 1e-12 where a row's draft depends on what its neighbour got in the same round; > 1e-3
-    where it depends on tokens that are in it."""
-    assert bias("constant", budgets=(3, 3), step=in_turn_step) < 1e-12
-    assert bias("constant", budgets=(3, 3), step=peeking_step) > 1e-3
-
-
-# Through the real loop.
-
-
-WORLDS = 1 << 13
-
-
-@jax.jit
-@functools.partial(jax.vmap, in_axes=(None, None, 0))
-def outputs_of(method, index, sample):
-    """Both rows' outputs in a batch with a row of padding, −1 around them."""
-    inputs = jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), INPUTS)
-    keys = smp.row_keys(jax.random.key(0), index, jnp.full(3, sample))
-    state = loop.decode(
-        method, *loop.start(method, inputs, keys, jnp.int32([3, 3, 0]), buffer_len=9)
-    )
-    place = jnp.arange(9, dtype=jnp.int32)[None, :]
-    said = (inputs.prompt_len[:, None] <= place) & (place < state.length[:, None])
-    return jnp.where(said, state.tokens, -1)[:2]
-
-
-def p_value(times: int, index=(0, 1, 2)) -> float:
-    """The p-value of WORLDS batches so many times, by pairs of outputs."""
-    method = method_of(POLICIES["together"], 3, Sampling(0.8), eos=2, dtype=jnp.float32)
-    counts = collections.Counter()
-    for at in range(0, times * WORLDS, WORLDS):
-        samples = jnp.arange(at, at + WORLDS, dtype=jnp.int32)
-        found = np.asarray(outputs_of(method, jnp.int32(index), samples)).reshape(WORLDS, -1)
-        pairs, often = np.unique(found, axis=0, return_counts=True)
-        for pair, count in zip(pairs.reshape(-1, 2, 9), often.tolist(), strict=True):
-            counts[tuple(tuple(row[row >= 0].tolist()) for row in pair)] += count
-    p = chi_square(counts, joint_expected(method, INPUTS, (3, 3)))
-    print(f"p = {p:.3g} with n = {counts.total()}")
-    return p
-
-
-@pytest.mark.slow
-def test_samples_of_both_rows_follow_the_target():
-    """32,768 batches, pairs of outputs of up to 3 tokens: p > 1e-4. Two rows with one key would
-    each be right; as a pair p < 1e-4 with 8,192."""
-    assert p_value(4) > 1e-4
-    assert p_value(1, index=(0, 0, 2)) < 1e-4
-
-
-# What it decides.
+from toy_policies import LIVE
 
 
 def shared(accepted, tested, left) -> Shared:
