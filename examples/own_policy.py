@@ -22,7 +22,7 @@ class Patient(Policy):
         """Rounds in a row that had a rejection, one number for each row of the batch."""
         return jnp.zeros(keys.shape, jnp.int32)
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         """The state, and the longest draft that each row may make."""
         return state, jnp.where(state < self.patience, gamma_max, 1)
 

@@ -2,7 +2,6 @@
 
 from . import (
     audit as audit,
-    budgets as budgets,
     checkpoints as checkpoints,
     decoding as decoding,
     drafters as drafters,

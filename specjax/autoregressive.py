@@ -46,10 +46,10 @@ class Autoregressive:
     def __post_init__(self):
         resolve_rule(self)
 
-    def start(self, inputs, keys, budget, buffer_len):
+    def start(self, inputs, keys, max_new, buffer_len):
         context, cache = started(self.target, inputs, buffer_len)
         room = {"buffer_len": buffer_len, "gamma_max": 0}
-        return context, begin(inputs, keys, budget, cache=cache, **room)
+        return context, begin(inputs, keys, max_new, cache=cache, **room)
 
     def step(self, context, state, dice=None):
         return step(self, context, state, dice)
@@ -71,7 +71,7 @@ def step(
     else:
         token = (dice or Dice()).next(state, probs)
     finite = state.target_finite & is_finite(logprobs, ~state.done)
-    drafts = Drafts.empty(len(none), 0, logprobs)
+    drafts = Drafts.empty(jnp.zeros_like(state.length), 0, logprobs)
     verdict = Verdict(
         target_logprobs=logprobs[:, None],
         hidden=hidden,

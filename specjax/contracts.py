@@ -1,7 +1,7 @@
 """What the parts of a loop must return, checked for parts of a user's own.
 
-`watched` returns a method whose own rule, policy, budget and drafter check each result against a
-table of what is due. The loop calls it while it is traced, so a check costs nothing at run time.
+`watched` returns a method whose own rule, policy and drafter check each result against a table of
+what is due. The loop calls it while it is traced, so a check costs nothing at run time.
 Parts of this package are left as they are.
 """
 
@@ -90,24 +90,14 @@ def of_policy(_: Any, rows: int) -> dict[str, Callable[..., Any]]:
     """What the functions of a policy must return."""
     return {
         "init": lambda keys, gamma_max: First(rows),
-        "begin": lambda state, gamma_max: (Same(state), _each("integers", rows)),
+        "begin": lambda state, live, gamma_max: (Same(state), _each("integers", rows)),
         "nodes": lambda state, most: _each("integers", rows),
         "keep_drafting": lambda state, seen: (Same(state), _each("bool", rows)),
         "go_on": lambda state, drafting, logprob: (Same(state), _each("bool", rows)),
+        "chance": lambda state, slot: _each("floats", rows),
+        "verifies": lambda state, slot: Numbers("bool", ((),)),
         "update": lambda state, round_: Same(state),
         "resume": lambda fresh, past, rows: Same(fresh),
-    }
-
-
-def of_budget(_: Any, rows: int) -> dict[str, Callable[..., Any]]:
-    """What the functions of a verify budget must return."""
-    return {
-        "init": lambda keys, gamma_max: First(rows),
-        "begin": lambda state, live, gamma_max: (Same(state), _each("integers", rows)),
-        "chance": lambda state, seen: (Same(state), _each("floats", rows)),
-        "drawn": lambda state, logprob: Same(state),
-        "takes": lambda state, slot: Numbers("bool", ((),)),
-        "update": lambda state, round_: Same(state),
     }
 
 
@@ -169,12 +159,8 @@ class Kind(NamedTuple):
 PARTS = {  # by the field of a method
     "policy": Kind(
         "a draft-length policy", "specjax.policies.Policy", ("begin", "update"),
-        ("needs_shorter", "fixed", "reads_batch", "carries", "prefers_plain"),
+        ("needs_shorter", "fixed", "reads_batch", "carries", "fills", "prefers_plain"),
         of_policy, "check_policy",
-    ),
-    "budget": Kind(
-        "a verify budget", "specjax.budgets.Budget", ("begin", "takes"), ("fills",),
-        of_budget, "check_budget",
     ),
     "rule": Kind(
         "an acceptance rule", "specjax.rules.Token", ("stop", "next_probs"),

@@ -7,7 +7,6 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import decoding, drafters
-from specjax.budgets.base import Budget
 from specjax.defaults import BATCH_SIZE, NEW_TOKENS, TEMPERATURE, TOP_K, TOP_P
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
@@ -18,10 +17,12 @@ from specjax.rules import AcceptanceRule, exactness
 from specjax.sampling import Filter, Sampling, as_sampling, key_for
 from specjax.settings import Settings
 from specjax.support.ranges import truth
+from specjax.support.renamed import refuses
 from specjax.trees import Shape
 from specjax.types import Text
 
 
+@refuses
 def generate(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str | None,
@@ -40,9 +41,7 @@ def generate(
     max_source_len: int | None = None,
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
-    widths: Sequence[int] = (),
-    budget: Budget | str | None = None,
-    sizes: Sequence[int] = (),
+    passes: Sequence[int] = (),
     tree: Shape | str | None = None,
     settings: Settings | None = None,
     rounds: bool = False,
@@ -76,24 +75,20 @@ def generate(
       rule: acceptance rule, such as `specjax.rules.Block()`, or its name or import path
         (`specjax.rules.parse`); default the paper's `rules.Token()`. With `rules.Gumbel()` plain
         decoding draws by the same noise: both give the same tokens.
-      policy: draft-length policy, such as `specjax.policies.svip(threshold=0.3)`, or its name or
-        import path (`specjax.policies.parse`); default `constant(gamma)`. Import paths are code
+      policy: how long drafts are, and which drafted tokens of the batch are verified, such as
+        `specjax.policies.svip(threshold=0.3)` or `specjax.policies.early_stop(times)`; or its name
+        or import path (`specjax.policies.parse`); default `constant(gamma)`. Import paths are code
         that runs. A policy that needs costs comes with `settings`, or is made with your own.
-      widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
-        longer. Each is compiled; worth it where a narrower pass is cheaper. For trees: numbers
-        of tokens, the root included.
-      budget: which drafted tokens of the whole batch are verified, such as
-        `specjax.budgets.early_stop(times)`, or its name (`specjax.budgets.parse`); default all. For
-        chains. At temperatures above 0 a row's tokens then depend on its neighbours; its
-        distribution does not.
-      sizes: with a budget, numbers of positions of verify passes over some positions of all rows.
-        Each is compiled; worth it where fewer positions are cheaper.
+      passes: numbers of positions of smaller verify passes, for all rows of the batch together. A
+        policy that decides slot by slot packs the verified tokens of all rows; otherwise a pass has
+        the same number of positions for each row. Each is compiled; worth it where fewer positions
+        are cheaper. A tree's positions are its nodes and its root.
       tree: the shape of drafts, `specjax.trees.fixed(3, 2, 1)` or
         `specjax.trees.best_first(width=4, depth=4, nodes=16)`, or its name (`specjax.trees.parse`);
         default `specjax.trees.chain()`.
-      settings: a result of `specjax.tune`, instead of gamma, rule, policy, widths, budget, sizes
-        and tree. With γ = 0 the draft is not used. A warning names what differs from the models,
-        sampling, batch size and limits that they were tuned for.
+      settings: a result of `specjax.tune`, instead of gamma, rule, policy, passes and tree. With
+        γ = 0 the draft is not used. A warning names what differs from the models, sampling, batch
+        size and limits that they were tuned for.
       rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
         confidence, a probability, and entropy at each drafted token. The tokens are the same. For
         chains.
@@ -122,9 +117,7 @@ def generate(
         max_source_len=max_source_len,
         rule=rule,
         policy=policy,
-        widths=widths,
-        budget=budget,
-        sizes=sizes,
+        passes=passes,
         tree=tree,
         settings=settings,
         rounds=rounds,
@@ -137,6 +130,7 @@ def generate(
     return Result(rows, draft is None or exactness(method.rule, method.sampling))
 
 
+@refuses
 def stream(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str | None,
@@ -156,9 +150,7 @@ def stream(
     max_source_len: int | None = None,
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
-    widths: Sequence[int] = (),
-    budget: Budget | str | None = None,
-    sizes: Sequence[int] = (),
+    passes: Sequence[int] = (),
     tree: Shape | str | None = None,
     settings: Settings | None = None,
     rounds: bool = False,
@@ -193,9 +185,7 @@ def stream(
         max_source_len=max_source_len,
         rule=rule,
         policy=policy,
-        widths=widths,
-        budget=budget,
-        sizes=sizes,
+        passes=passes,
         tree=tree,
         settings=settings,
         rounds=rounds,
@@ -221,9 +211,7 @@ def _decode(
     max_source_len: int | None,
     rule: AcceptanceRule | str | None,
     policy: Policy | str | None,
-    widths: Sequence[int],
-    budget: Budget | str | None,
-    sizes: Sequence[int],
+    passes: Sequence[int],
     tree: Shape | str | None,
     settings: Settings | None,
     rounds: bool,
@@ -249,9 +237,7 @@ def _decode(
         gamma=gamma,
         rule=rule,
         policy=policy,
-        widths=widths,
-        budget=budget,
-        sizes=sizes,
+        passes=passes,
         tree=tree,
     )
     if carry:

@@ -63,7 +63,7 @@ class Method(Protocol):
         ...
 
     def start(
-        self, inputs: Inputs, keys: Key[Array, " B"], budget: Int[Array, " B"], buffer_len: int
+        self, inputs: Inputs, keys: Key[Array, " B"], max_new: Int[Array, " B"], buffer_len: int
     ) -> tuple[Context, State]:
         """Encode the source and read the prompt; see `loop.start`."""
         ...
@@ -78,7 +78,7 @@ def start(
     method: Method,
     inputs: Inputs,
     keys: Key[Array, " B"],
-    budget: Int[Array, " B"],
+    max_new: Int[Array, " B"],
     *,
     buffer_len: int,
     logged: int = 0,
@@ -87,16 +87,16 @@ def start(
 
     Args:
       keys: one for each (input, sample), see `sampling.row_keys`.
-      budget: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
-      buffer_len: ≥ prompt + budget + slots.
+      max_new: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
+      buffer_len: ≥ prompt + max_new + slots.
       logged: rounds per row for which `State.log` has room; 0: no log is written.
     """
-    context, state = _start(method, inputs, keys, budget, buffer_len, logged)
+    context, state = _start(method, inputs, keys, max_new, buffer_len, logged)
     return context, sharding.keep_rows(method, state, len(keys))
 
 
-def _start(method, inputs, keys, budget, buffer_len, logged) -> tuple[Any, State]:
-    context, state = method.start(inputs, keys, budget, buffer_len)
+def _start(method, inputs, keys, max_new, buffer_len, logged) -> tuple[Any, State]:
+    context, state = method.start(inputs, keys, max_new, buffer_len)
     if is_own(method.rule):
         state = state.replace(rule_sound=jnp.ones(3, bool))
     if logged:
@@ -123,7 +123,7 @@ def admit(
     rows: Int[Array, " R"],
     inputs: Inputs,
     keys: Key[Array, " R"],
-    budget: Int[Array, " R"],
+    max_new: Int[Array, " R"],
 ) -> tuple[Any, State]:
     """Start R inputs in rows that are done, while the others stay as they are.
 
@@ -133,11 +133,11 @@ def admit(
     Args:
       rows: the row of each input. As padding, an input may be repeated with its row.
       inputs: as wide as those that the other rows were started from.
-      keys, budget: see `start`.
+      keys, max_new: see `start`.
     """
     logged = 0 if state.log is None else state.log.drafted.shape[1]
     begun = partial(_start, method, buffer_len=state.tokens.shape[1], logged=logged)
-    new = begun(inputs, keys, budget)
+    new = begun(inputs, keys, max_new)
 
     def put(axis: int | None, old: Array, new: Array) -> Array:
         if axis is not None:  # row by row: XLA's CPU backend would scatter number by number
@@ -146,7 +146,7 @@ def admit(
                 old = jax.lax.dynamic_update_slice_in_dim(old, one, rows[i], axis)
         return old
 
-    axes = row_axes(begun, (inputs, keys, budget), new)
+    axes = row_axes(begun, (inputs, keys, max_new), new)
     old, structure = jax.tree.flatten((context, state))
     each = zip(axes, old, jax.tree.leaves(new), strict=True)
     context, state = jax.tree.unflatten(structure, [put(*leaf) for leaf in each])

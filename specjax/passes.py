@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from specjax import devices
-from specjax.state import State
-from specjax.types import Packing
+from specjax.policies.base import by_slot
+from specjax.rounds import Drafts
+from specjax.state import State, block
+from specjax.types import Call, Context, Packing
 
 T = TypeVar("T")
 
@@ -55,14 +57,13 @@ def narrowed(
     caches; they lie beyond every query, as after a rejection.
 
     Args:
-      method: `widths` and `slots` are the widths of the compiled passes.
+      method: `passes` and `slots` set the widths of the compiled passes.
       needed: number of positions, from the first, that some row reads.
       judge: runs one pass of the target. It may change `cache`, `drafter` and `target_finite` of
         the state.
       drafts: `drafts.within(width)` is what a pass of this width verifies.
     """
-    full = method.slots
-    each = [*sorted({width for width in method.widths if width < full}), full]
+    each = widths(method, len(state.done))
     chosen = [
         ((narrower < needed) & (needed <= width), _within(judge, width))
         for narrower, width in zip([0, *each[:-1]], each, strict=True)
@@ -74,24 +75,35 @@ def _within(judge: Callable[[State, Any], Any], width: int) -> Callable[[State, 
     return lambda state, drafts: judge(state, drafts.within(width))
 
 
-def packed(
-    method: Any,
-    judge: Callable[..., tuple[T, State]],
-    state: State,
-    drafts: Any,
+def widths(method: Any, rows: int) -> list[int]:
+    """Positions of each row in the compiled passes, ascending: a row's share of `method.passes`."""
+    each = {-(-size // rows) for size in method.passes}
+    return [*sorted(width for width in each if width < method.slots), method.slots]
+
+
+def verified(
+    method: Any, judge: Callable[..., tuple[T, State]], state: State, drafts: Drafts
 ) -> tuple[T, State]:
-    """Run judge(state, drafts, packing) over few positions of all rows: those with a token.
+    """Run judge(state, drafts) in the smallest compiled pass that holds a chain's drafted tokens.
+
+    If the policy decides by slot, it is packed.
+    """
+    if method.passes and by_slot(method.policy):
+        return packed(method, judge, state, drafts)
+    return narrowed(method, jnp.max(drafts.length) + 1, judge, state, drafts)
+
+
+def packed(
+    method: Any, judge: Callable[..., tuple[T, State]], state: State, drafts: Drafts
+) -> tuple[T, State]:
+    """Run judge(state, drafts) over few positions of all rows: those with a token.
 
     Slots of the caches whose positions are left out are stale, as after a rejection. Without drafts
-    one position of each row is run, as in a step of plain decoding.
-
-    Args:
-      method: `sizes` are the numbers of positions of compiled passes. A pass over all positions of
-        the batch has no packing.
-      judge: as in `narrowed`.
+    one position of each row is run, as in a step of plain decoding. A pass over all positions of
+    the batch has no packing.
     """
     whole = len(state.done) * method.slots
-    each = sizes_of(method, len(state.done))
+    each = sizes(method, len(state.done))
 
     def positions(state, drafts):
         return jnp.where(state.done, 0, drafts.length + 1)
@@ -100,7 +112,7 @@ def packed(
         # The lengths depend on the turn of the loop, so the packing does too.
         def once(state, drafts):
             first = partial(Packing.first, positions(state, drafts), method.slots)
-            return judge(state, drafts, None if size == whole else first(size))
+            return judge(state, drafts._replace(packing=None if size == whole else first(size)))
 
         return once
 
@@ -113,12 +125,23 @@ def packed(
     return _one_of(chosen, state, drafts)
 
 
-def sizes_of(method: Any, rows: int) -> list[int]:
+def sizes(method: Any, rows: int) -> list[int]:
     """Positions of the packed passes of a batch, ascending, all its positions last; [] if none."""
     whole = rows * method.slots
-    if not method.sizes:
-        return []
-    return [*sorted({size for size in method.sizes if size < whole}), whole]
+    some = sorted({size for size in method.passes if size < whole})
+    return [*some, whole] if method.passes else []
+
+
+def scored(
+    method: Any, drafts: Drafts, state: State, context: Context
+) -> tuple[Float[Array, "B K V"], Float[Array, "B K E"], Any]:
+    """Run the target at the last known token and the drafted ones: log-probabilities, hidden
+    states and cache. Entries of positions that the pass leaves out are arbitrary."""
+    call = Call(state.length - 1, packing=drafts.packing)
+    place = call.start if call.packing is None else call  # a model of your own may know no `Call`
+    hidden, cache = method.target(block(state, drafts.tokens), place, context, state.cache)
+    logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
+    return call.unpack(logprobs), call.unpack(hidden), cache
 
 
 def _one_of(

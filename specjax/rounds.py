@@ -18,35 +18,49 @@ class Drafts(NamedTuple):
     logprobs: Float[Array, "B G V"]  # the distributions that the tokens were drawn from
     belief_logprob: Float[Array, "B G"]  # float32, of the token, see `Observation.belief_logprobs`
     entropy: Float[Array, "B G"]  # float32, of the same belief, in nats
-    length: Int[Array, " B"]
+    length: Int[Array, " B"]  # tokens that the target verifies
     allowed: Int[Array, " B"]  # the longest draft that the policy allowed
-    drawn: Int[Array, " B"]  # tokens before a budget left some out; all decisions may read them
+    drawn: Int[Array, " B"]  # tokens before `allocate` left some out; all decisions may read them
+    chance: Any = ()  # (B, G) float32, of slots, for policies that decide by slot
+    packing: Any = None  # positions that the pass computes, see `passes`; None: all
 
     @classmethod
-    def empty(cls, rows: int, gamma: int, like: jax.ShapeDtypeStruct | Array) -> "Drafts":
+    def empty(
+        cls,
+        allowed: Int[Array, " B"],
+        gamma: int,
+        like: jax.ShapeDtypeStruct | Array,
+        by_slot: bool = False,
+    ) -> "Drafts":
         """Empty drafts with room for γ tokens.
 
         Args:
           like: shape (B, V) and dtype of a distribution.
+          by_slot: whether slots have chances.
         """
-        none, slots = jnp.zeros((rows,), jnp.int32), jnp.zeros((rows, gamma), jnp.float32)
+        none = jnp.zeros(allowed.shape, jnp.int32)
+        slots = jnp.zeros((len(allowed), gamma), jnp.float32)
         return cls(
-            tokens=jnp.zeros((rows, gamma), jnp.int32),
-            logprobs=jnp.zeros((rows, gamma, like.shape[-1]), like.dtype),
+            tokens=jnp.zeros((len(allowed), gamma), jnp.int32),
+            logprobs=jnp.zeros((len(allowed), gamma, like.shape[-1]), like.dtype),
             belief_logprob=slots,
             entropy=slots,
             length=none,
-            allowed=none,
+            allowed=allowed,
             drawn=none,
+            chance=slots if by_slot else (),
         )
 
-    def put(self, slot: Int[Array, ""], drafted: Bool[Array, " B"], *columns: Array) -> "Drafts":
-        """Add one token at `slot`, which counts in the rows that `drafted` it.
+    def put(
+        self, seen: Any, drafted: Bool[Array, " B"], token: Array, belief_logprob: Array
+    ) -> "Drafts":
+        """Add one token, which counts in the rows that `drafted` it.
 
         Args:
-          columns: the token's entries in tokens, logprobs, belief_logprob and entropy.
+          seen: the `Observation` before its draw, which has its slot and distribution.
         """
-        put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
+        columns = token, seen.draft_logprobs, belief_logprob, seen.entropy
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=seen.slot, axis=1)
         added = [put(old, new) for old, new in zip(self[:4], columns, strict=True)]
         length = self.length + drafted.astype(jnp.int32)
         columns_ = dict(zip(Drafts._fields[:4], added, strict=True))

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.batching import bucket
 from specjax.policies.costs import Costs, checked
 from specjax.support import files, runs
 from specjax.support.ranges import shown, whole
@@ -33,8 +34,8 @@ class Settings:
     tree: str = "chain"
     rule: str = ""
     """Name of the acceptance rule; empty: the paper's."""
-    widths: tuple[int, ...] = ()
-    """Verify passes of fewer positions, as in `generate`."""
+    passes: tuple[int, ...] = ()
+    """Numbers of positions of smaller verify passes, as in `generate`."""
     words: str = ""
     """The findings of `tune` in words, with the reasons for these settings."""
     tuned_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -43,12 +44,12 @@ class Settings:
 
     def __post_init__(self):
         """Check types and ranges; ValueError that names the field."""
-        widths = self.widths
-        if not isinstance(widths, tuple | list):
-            raise ValueError(f"widths={shown(widths)} must be a list of whole numbers.")
+        passes = self.passes
+        if not isinstance(passes, tuple | list):
+            raise ValueError(f"passes={shown(passes)} must be a list of whole numbers.")
         given = {
             "gamma": whole("gamma", self.gamma, "[0, ∞)", "0 is plain decoding"),
-            "widths": tuple(whole("widths", width, "[1, ∞)") for width in widths),
+            "passes": tuple(whole("passes", size, "[1, ∞)") for size in passes),
             "costs": checked(self.costs),
         }
         for name in ("policy", "tree", "rule", "words"):
@@ -94,6 +95,9 @@ class Settings:
         files.check_regular(pathlib.Path(path))
         row = files.read_json(pathlib.Path(path))
         known = {field.name for field in dataclasses.fields(cls)}
+        if widths := row.pop("widths", None):  # of 0.2: positions of each row
+            rows = bucket(row.get("tuned_for", {}).get("batch_size", 1))
+            row["passes"] = [width * rows for width in widths]
         if "gamma" not in row or not set(row) <= known:
             raise ValueError(f"{os.fspath(path)} holds no settings: `Settings.save` writes them.")
         try:
@@ -112,7 +116,7 @@ class Settings:
             warnings.warn(
                 f"These settings were tuned for something else: {'; '.join(changes)}. They may be "
                 "slow here: tune again.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

@@ -5,11 +5,8 @@ acceptance rule accepts, and adds one token of the target's own:
 
     draft → judge (verify, accept, observe) → conclude (commit, learn)
 
-With a verify budget, some drafted tokens of a batch are left out between the first two.
-
-The output's distribution is the target's, whatever the drafter and the policy. The loop over rounds
-is `loop.decode`; what exists for the hardware is in `passes`; `examples/algorithm1.py` is the same
-algorithm without batch and cache.
+The output's distribution is the target's, whatever the drafter and the policy. `loop.decode` runs
+rounds, `passes` leaves out calls that no row needs; `examples/algorithm1.py` has no cache or batch.
 """
 
 import dataclasses
@@ -22,26 +19,24 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from specjax import passes
-from specjax.budgets import base as budgets
-from specjax.budgets.base import Budget
 from specjax.contracts import watched
 from specjax.dice import Dice, dice_for
 from specjax.drafters import sharing
 from specjax.drafters.base import Drafter, first_distribution, prefill, proposal
 from specjax.drafters.learning import learn_from
-from specjax.policies import Observation, Policy
-from specjax.policies.base import first_state
+from specjax.policies.base import Observation, Policy, by_slot, first_state
+from specjax.policies.slots import allocate, rated
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round, Verdict, judged_rule, round_of
 from specjax.rules import AcceptanceRule, at_tokens, given_noise, resolve_rule
 from specjax.sampling import Sampling
 from specjax.state import State, begin, block, commit, is_finite
-from specjax.types import Call, Context, Inputs, Model, Packing
+from specjax.types import Context, Inputs, Model
 
 
 @pytree
 class Speculative:
-    """The method of speculative decoding. `gamma_max` and `widths` are static, the rest traced."""
+    """The method of speculative decoding. `gamma_max` and `passes` are static, the rest traced."""
 
     target: Model
     drafter: Drafter
@@ -50,12 +45,8 @@ class Speculative:
     sampling: Sampling
     eos_ids: Int[Array, " N"]
     gamma_max: int = dataclasses.field(metadata={"static": True})
-    # Positions of narrower verify passes, for `passes.narrowed`.
-    widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
-    # Which drafted tokens of the batch are verified; None: all.
-    budget: Budget | None = None
-    # Positions of all rows in packed verify passes, for `passes.packed`.
-    sizes: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+    # Numbers of positions of the batch, of smaller verify passes: see `passes.verified`.
+    passes: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
     branches = dynamic = False  # drafts are chains
 
     def __post_init__(self):
@@ -66,13 +57,8 @@ class Speculative:
         """Number of tokens in a round's target call."""
         return self.gamma_max + 1
 
-    @property
-    def fixed(self) -> bool:
-        """Whether every round drafts γ_max tokens in each row that has room for them."""
-        return self.policy.fixed and self.budget is None
-
-    def start(self, inputs, keys, budget, buffer_len):
-        return start(self, inputs, keys, budget, buffer_len)
+    def start(self, inputs, keys, max_new, buffer_len):
+        return start(self, inputs, keys, max_new, buffer_len)
 
     def step(self, context, state, dice=None):
         return step(self, context, state, dice)
@@ -82,8 +68,7 @@ class Contexts(NamedTuple):
     """The read-only contexts of both models."""
 
     target: Context
-    own: Context
-    """The drafter's, without what it shares with the target's."""
+    own: Context  # the drafter's, without what it shares with the target's
 
     @property
     def drafter(self) -> Context:
@@ -92,23 +77,19 @@ class Contexts(NamedTuple):
 
 
 def start(
-    method: Speculative, inputs: Inputs, keys: Key[Array, " B"], budget: Array, buffer_len: int
+    method: Speculative, inputs: Inputs, keys: Key[Array, " B"], max_new: Array, buffer_len: int
 ) -> tuple[Contexts, State]:
     """Read the prompt with both models; see `loop.start`."""
     method = watched(method, len(keys))
-    started = sharing.started(method.target, method.drafter, inputs, buffer_len)
-    context, cache, own_context, drafter = started
-    contexts = Contexts(context, own_context)
-    hidden, cache = prefill(method.target, inputs, context, cache)
+    begun = sharing.started(method.target, method.drafter, inputs, buffer_len)
+    contexts, cache, drafter = Contexts(begun[0], begun[2]), begun[1], begun[3]
+    hidden, cache = prefill(method.target, inputs, contexts.target, cache)
     if hidden is not None:
-        read = inputs.prompt[:, :-1], jnp.zeros_like(budget), hidden, inputs.prompt_len - 1
+        read = inputs.prompt[:, :-1], jnp.zeros_like(max_new), hidden, inputs.prompt_len - 1
         drafter = method.drafter.observe(*read, contexts.drafter, drafter)
     policy = first_state(method.policy, keys, method.gamma_max)
-    verify = budgets.first(method.budget, keys, method.gamma_max)
-    own = {"cache": cache, "drafter": drafter, "policy": policy, "verify": verify}
-    room = {"buffer_len": buffer_len, "gamma_max": method.gamma_max}
-    state = begin(inputs, keys, budget, **own, **room)
-    return contexts, state
+    own = {"cache": cache, "drafter": drafter, "policy": policy, "gamma_max": method.gamma_max}
+    return contexts, begin(inputs, keys, max_new, buffer_len=buffer_len, **own)
 
 
 def step(
@@ -117,11 +98,7 @@ def step(
     """Run one round for every live row: the loop's body, which Python may call too."""
     method, dice = watched(method, len(state.done)), dice or dice_for(method)
     drafts, state = draft(method, contexts.drafter, state, dice)
-    judged = partial(judge, method, contexts, dice)
-    if method.sizes:
-        verdict, state = passes.packed(method, judged, state, drafts)
-    else:
-        verdict, state = passes.narrowed(method, jnp.max(drafts.length) + 1, judged, state, drafts)
+    verdict, state = passes.verified(method, partial(judge, method, contexts, dice), state, drafts)
     return conclude(method, contexts.drafter, judged_rule(state, drafts, verdict), drafts, verdict)
 
 
@@ -136,61 +113,51 @@ class Turn(NamedTuple):
     drafts: Drafts
     drafter: Any  # the drafter's state
     policy: Any  # the policy's state
-    chances: budgets.Chances
     finite: Bool[Array, ""]
 
 
 def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tuple[Drafts, State]:
-    """Draft up to γ_max tokens for each row, as far as its policy and its budget allow.
+    """Draft up to γ_max tokens for each row, as far as its policy allows.
 
     A row with r tokens left drafts at most r − 1, because the target adds one token.
     """
-    policy, allowed = method.policy.begin(state.policy, method.gamma_max)
+    begun, allowed = method.policy.begin(state.policy, ~state.done, method.gamma_max)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
-    worth, chances = budgets.begin(method.budget, state.budget, ~state.done, method.gamma_max)
-    allowed = jnp.clip(jnp.minimum(allowed, worth), 0, method.gamma_max)
-    allowed = jnp.broadcast_to(allowed, room.shape)
+    allowed = jnp.broadcast_to(jnp.clip(allowed, 0, method.gamma_max), room.shape)
     cap = jnp.where(state.done, 0, jnp.minimum(allowed, room))
     known = state.tokens, state.length, context, state.drafter
     like = jax.eval_shape(partial(first_distribution, method.drafter, method.sampling), *known)
-    drafts = Drafts.empty(len(cap), method.gamma_max, like)._replace(allowed=allowed)
-    drafts, drafter, policy, chances, finite = passes.unless_idle(
-        method.fixed,
-        jnp.any(cap > 0),
-        partial(draft_chain, method, context, state, cap, dice),
-        (drafts, state.drafter, policy, chances, state.draft_finite),
-    )
-    sizes = passes.sizes_of(method, len(cap))
-    kept = budgets.hand_out(method.budget, chances, drafts.length, ~state.done, sizes)
-    own = {"drafter": drafter, "policy": policy, "budget": chances.state}
-    return drafts._replace(length=kept), state.replace(**own, draft_finite=finite)
+    drafts = Drafts.empty(allowed, method.gamma_max, like, by_slot(method.policy))
+    chain = partial(draft_chain, method, context, state, cap, dice)
+    nothing = drafts, state.drafter, begun, state.draft_finite
+    found = passes.unless_idle(method.policy.fixed, jnp.any(cap > 0), chain, nothing)
+    drafts, drafter, policy, finite = found
+    drafts = allocate(method.policy, begun, drafts, ~state.done, passes.sizes(method, len(cap)))
+    return drafts, state.replace(drafter=drafter, policy=policy, draft_finite=finite)
 
 
 def draft_chain(method, context, state, cap, dice, changed) -> tuple:
     """Draft 1 to `cap` (B,) tokens for each row; each call reads the token before.
 
-    `changed` holds empty drafts, the states of drafter, policy and budget, and whether logits were
-    finite.
+    `changed` holds empty drafts, the states of drafter and policy, and whether logits were finite.
     """
 
     def more(turn):
-        some, any_slot = jnp.any(turn.going), turn.slot < method.gamma_max
-        return passes.runs(method.fixed, some, any_slot)
+        return passes.runs(method.policy.fixed, jnp.any(turn.going), turn.slot < method.gamma_max)
 
     def again(turn):
         last = turn.slot - 1
         token = jax.lax.dynamic_index_in_dim(turn.drafts.tokens, last, 1, keepdims=False)
-        place = state.length + last
-        hidden, drafter = method.drafter.extend(token, place, context, turn.drafter)
+        hidden, drafter = method.drafter.extend(token, state.length + last, context, turn.drafter)
         return propose(method, state, cap, dice, hidden, turn._replace(drafter=drafter))
 
-    drafts, drafter, policy, chances, finite = changed
+    drafts, drafter, policy, finite = changed
     known = state.tokens, state.length, context, drafter
     # With fixed lengths all rounds but a row's last draft, so the drafter never lags behind.
-    hidden, drafter = method.drafter.begin(*known, lags=not method.fixed)
-    turn = Turn(jnp.int32(0), cap > 0, drafts, drafter, policy, chances, finite)
+    hidden, drafter = method.drafter.begin(*known, lags=not method.policy.fixed)
+    turn = Turn(jnp.int32(0), cap > 0, drafts, drafter, policy, finite)
     turn = jax.lax.while_loop(more, again, propose(method, state, cap, dice, hidden, turn))
-    return turn.drafts, turn.drafter, turn.policy, turn.chances, turn.finite
+    return turn.drafts, turn.drafter, turn.policy, turn.finite
 
 
 def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -> Turn:
@@ -202,52 +169,36 @@ def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -
     seen = Observation(slot, going, proposed.logprobs, proposed.belief, hidden)
     policy, more = method.policy.keep_drafting(policy, seen)
     going &= more
-    chances = budgets.before_the_draw(method.budget, turn.chances, seen)
     noisy = method.rule.given_noise(proposed.logprobs, state.keys, state.length + slot)
     token = dice.draft(state, slot, noisy, proposed.best)
     logprob = at_tokens(proposed.belief, token).astype(jnp.float32)
-    drafts = turn.drafts.put(slot, going, token, proposed.logprobs, logprob, seen.entropy)
+    drafts = rated(method.policy, policy, turn.drafts.put(seen, going, token, logprob), slot)
     policy, more = method.policy.go_on(policy, going, logprob)
-    chances = budgets.after_the_draw(method.budget, chances, logprob)
     going &= (drafts.length < cap) & more
-    return Turn(slot + 1, going, drafts, turn.drafter, policy, chances, finite)
+    return Turn(slot + 1, going, drafts, turn.drafter, policy, finite)
 
 
 # --- Lines 4 to 9: run the target in parallel, determine the number of accepted guesses -----------
 
 
 def judge(
-    method: Speculative,
-    contexts: Contexts,
-    dice: Dice,
-    state: State,
-    drafts: Drafts,
-    packing: Packing | None = None,
+    method: Speculative, contexts: Contexts, dice: Dice, state: State, drafts: Drafts
 ) -> tuple[Verdict, State]:
     """Verify, accept, and let the drafter observe, in one pass of the target."""
-    logprobs, hidden, state = verify(method, contexts.target, state, drafts, packing)
+    logprobs, hidden, state = verify(method, contexts.target, state, drafts)
     verdict = accept(method, state, drafts, logprobs, hidden, dice)
     return verdict, observe(method, contexts.drafter, state, drafts, verdict)
 
 
 def verify(
-    method: Speculative,
-    context: Context,
-    state: State,
-    drafts: Drafts,
-    packing: Packing | None = None,
+    method: Speculative, context: Context, state: State, drafts: Drafts
 ) -> tuple[Float[Array, "B K V"], Float[Array, "B K E"], State]:
     """Run the target at the last known token and at each drafted one, in one call.
 
     With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4. It
-    returns log-probabilities of the tokens after c, d and e, and the hidden states. With a packing
-    it computes those of some positions; entries of the others are arbitrary.
+    returns log-probabilities of the tokens after c, d and e, and the hidden states.
     """
-    call = Call(state.length - 1, packing=packing)
-    place = call.start if packing is None else call  # a model of your own may know no `Call`
-    hidden, cache = method.target(block(state, drafts.tokens), place, context, state.cache)
-    logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
-    logprobs, hidden = call.unpack(logprobs), call.unpack(hidden)
+    logprobs, hidden, cache = passes.scored(method, drafts, state, context)
     finite = state.target_finite & is_finite(logprobs, ~state.done)
     return logprobs, hidden, state.replace(cache=cache, target_finite=finite)
 
@@ -292,10 +243,8 @@ def conclude(
 ) -> tuple[State, Round]:
     """Commit the round's tokens, and update drafter and policy by the round."""
     tokens = drafts.tokens, drafts.length, verdict.accepted, verdict.next_token
-    calls = drafts.length, drafts.drawn
-    after = commit(state, *tokens, method.eos_ids, submitted=calls)
+    after = commit(state, *tokens, method.eos_ids, submitted=(drafts.length, drafts.drawn))
     round_ = round_of(state, after, drafts, verdict)
     drafter = learn_from(method, after.tokens, state.length, round_, context, after.drafter)
     policy = method.policy.update(after.policy, round_)
-    budget = budgets.update(method.budget, after.budget, round_)
-    return after.replace(drafter=drafter, policy=policy, budget=budget), round_
+    return after.replace(drafter=drafter, policy=policy), round_

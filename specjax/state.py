@@ -16,8 +16,8 @@ class Stats(struct.PyTreeNode):
     """Counts for each row. Tokens after EOS are not counted."""
 
     target_calls: Array  # [B] int32, verify passes while the row was active
-    drafted: Array  # [B] int32, drafted tokens submitted to the target
-    levels: Array  # [B] int32, tokens on the longest path; in a chain all that were drawn
+    drafted: Array  # [B] int32, drafted tokens that the target verified
+    levels: Array  # [B] int32, calls of the drafter: tokens drawn for a chain, levels of a tree
     accepted: Array  # [B] int32, drafted tokens in the output
     emitted: Array  # [B] int32, tokens of the output, EOS included
     accepted_lengths: Array  # [B, γ_max+1] int32, rounds by accepted length
@@ -46,13 +46,12 @@ class State(struct.PyTreeNode):
     keys: Array  # [B] keys, one for each (input, sample); never consumed, only folded
     tokens: Array  # [B, T] int32, prompt and output; beyond `length` arbitrary
     length: Array  # [B] int32, tokens known so far, ≥ 1
-    limit: Array  # [B] int32, the length at which the budget is spent
+    limit: Array  # [B] int32, the length at which a row ends at the latest
     done: Array  # [B] bool
     rounds: Array  # [B] int32, the row's own rounds so far
     cache: Any  # the target's; slots ≥ length − 1 are stale
     drafter: Any  # the drafter's own state
     policy: Any  # the policy's own state
-    budget: Any  # the verify budget's own state
     stats: Stats
     target_finite: Array  # [] bool, False once a live row's logits were not finite
     draft_finite: Array  # [] bool
@@ -65,21 +64,20 @@ class State(struct.PyTreeNode):
 def begin(
     inputs: Inputs,
     keys: Key[Array, " B"],
-    budget: Int[Array, " B"],
+    max_new: Int[Array, " B"],
     *,
     buffer_len: int,
     gamma_max: int,
     cache: Any,
     drafter: Any = (),
     policy: Any = (),
-    verify: Any = (),
 ) -> State:
     """The state before the first round; the loop returns when all rows are done.
 
     Args:
-      budget: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
-      buffer_len: T ≥ prompt + budget + slots of a round, so that a verify pass never leaves it.
-      drafter, policy, verify: first states; `verify` is the verify budget's.
+      max_new: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
+      buffer_len: T ≥ prompt + max_new + slots of a round, so that a verify pass never leaves it.
+      drafter, policy: first states.
     """
     batch, prompt_len = inputs.prompt.shape
     tokens = jnp.zeros((batch, buffer_len), jnp.int32).at[:, :prompt_len].set(inputs.prompt)
@@ -88,13 +86,12 @@ def begin(
         keys=keys,
         tokens=tokens,
         length=inputs.prompt_len,
-        limit=inputs.prompt_len + budget,
-        done=budget <= 0,
+        limit=inputs.prompt_len + max_new,
+        done=max_new <= 0,
         rounds=zeros,
         cache=cache,
         drafter=drafter,
         policy=policy,
-        budget=verify,
         stats=Stats(
             target_calls=zeros,
             drafted=zeros,
@@ -137,7 +134,7 @@ def commit(
     eos_ids: Int[Array, " N"],
     submitted: tuple[Int[Array, " B"], Int[Array, " B"]] | None = None,
 ) -> State:
-    """Append each row's accepted drafts and next token, up to the first EOS or the budget.
+    """Append each row's accepted drafts and next token, up to the first EOS or its limit.
 
     With drafts [a b c], accepted 2 and next token x a row gets [a b x]; if b is EOS it gets
     [a b] and is done, and x counts nowhere. Finished rows get nothing.

@@ -447,10 +447,10 @@ def record(on: Study, draft: str, temperature: float) -> Rollouts:
 def loop(
     on: Study, draft: str, temperature: float, policy: Policy, gamma: int, widths: Sequence[int]
 ) -> Speculative:
-    """One that counts the drafter's calls."""
+    """One that counts the drafter's calls; at batch 1, where a width is a number of positions."""
     made = speedups.method(on, draft, temperature, gamma)
     return dataclasses.replace(
-        made, drafter=Counting(made.drafter), policy=policy, widths=tuple(widths)
+        made, drafter=Counting(made.drafter), policy=policy, passes=tuple(widths)
     )
 
 

@@ -28,6 +28,7 @@ from experiments.publish import publish
 from experiments.reproduce import speedups, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
+from specjax.batching import bucket
 from specjax.loop import Method
 from specjax.measure import provenance, report, timing
 from specjax.measure.timing import PLAIN, quartiles
@@ -78,7 +79,9 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     texts = speedups.timed_texts(on)
     plain = speedups.plain_method(on, temperature)
     longest = speedups.method(on, draft, temperature, config.gamma_max)
-    shared = dataclasses.replace(longest, policy=Undecided(), widths=tuple(config.widths))
+    passes = {width: width * bucket(batch) for width in config.widths}
+    sizes = tuple(passes.values())
+    shared = dataclasses.replace(longest, policy=Undecided(), passes=sizes)
     decoded: dict[str, Any] = {
         "max_new_tokens": config.max_new_tokens,
         "key": jax.random.key(config.seed),
@@ -104,8 +107,8 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         passes_of=dict.fromkeys(own, fitting.POLICIES),
         **measuring,
     )
-    widths = fitting.pruned(shared.widths, known[fitting.POLICIES])
-    shared = dataclasses.replace(shared, widths=widths)
+    widths = fitting.pruned(config.widths, known[fitting.POLICIES])
+    shared = dataclasses.replace(shared, passes=tuple(passes[width] for width in widths))
     methods: dict[str, Method] = {PLAIN: plain}
     for gamma in config.static:
         methods[static(gamma)] = speedups.method(on, draft, temperature, gamma)
@@ -148,7 +151,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
                 "costs": known.get(name, known[fitting.POLICIES]).as_row(),
                 "fixed": method.gamma_max if name in fixed else 0,  # drafted in every round
                 "gamma_max": config.gamma_max,
-                "widths": list(shared.widths),
+                "widths": list(widths),
                 "timed_inputs": len(texts),
                 "repeats": config.repeats,
                 "load": os.getloadavg()[0],

@@ -64,7 +64,7 @@ def decode(method: Speculative, contexts: Contexts, state: State) -> State:
 class Silent(Policy):
     """Never drafts."""
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, jnp.int32(0)
 
 

@@ -155,7 +155,7 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
             gamma=case.gamma,
             sampling=Sampling(case.temperature),
             policy=forced.Silent(),
-            widths=(1,),
+            passes=(1,),
         ),
     }
     order = random.Random(0)

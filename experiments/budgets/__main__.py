@@ -1,12 +1,12 @@
-"""Which verify budget: tokens per time by the number of rows, in replay and by the clock.
+"""Which tokens to verify: tokens per time by the number of rows, in replay and by the clock.
 
     python -m experiments.budgets --config=configs/budgets.py:prose --workdir=runs/budgets_prose
     python -m experiments.budgets --config=configs/budgets.py:parse --workdir=runs/budgets_parse
 
 Along outputs of the target, the draft's tokens and chances are recorded once for each temperature.
-Replay then says what plain decoding, static γ and every budget get at each batch size, by times of
+Replay then says what plain decoding, static γ and every policy get at each batch size, by times of
 passes that are measured here, and by times of accelerators: flat up to a knee. Half of the outputs
-choose the best static γ and the settings of budgets; all figures are of the other half. Plain
+choose the best static γ and the settings of policies; all figures are of the other half. Plain
 decoding, the best static γ and early_stop also decode by the clock. Writes results.jsonl,
 report.md, budgets.png and example.png to the workdir. A run that was cut off goes on where it was.
 """
@@ -30,11 +30,10 @@ from experiments.publish import publish
 from experiments.reproduce import study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
-from specjax import budgets, decoding, policies
-from specjax.budgets import PassTimes
+from specjax import decoding, policies
 from specjax.measure import batches, provenance, report, timing
 from specjax.measure.timing import PLAIN
-from specjax.policies import Costs, Policy, constant
+from specjax.policies import Costs, PassTimes, Policy
 from specjax.replay import rollouts
 from specjax.replay.batches import Oracle, serve
 from specjax.replay.rollouts import Rollouts
@@ -162,7 +161,7 @@ def measure(
     ways = {name: make(config, times, batch, name, chosen) for name in METHODS}
     at = {name: times.of_plain() if name == PLAIN else times for name in ways}
     rates = {
-        name: np.array([rate(trace, at[name], *way, batch=batch, half=1, draw=d).rate
+        name: np.array([rate(trace, at[name], way, batch=batch, half=1, draw=d).rate
                         for d in range(config.draws)])
         for name, way in ways.items()
     }  # fmt: skip
@@ -170,7 +169,7 @@ def measure(
     clocked = kind == MEASURED and config.clocked
     clock = by_clock(on, trace, ways, times, temperature, batch) if clocked else {}
     for name, way in ways.items():
-        found = rate(trace, at[name], *way, batch=batch, half=1, draw=0)
+        found = rate(trace, at[name], way, batch=batch, half=1, draw=0)
         ratio = rates[name] / rates[best]
         yield {
             "method": name,
@@ -194,31 +193,28 @@ def measure(
         }
 
 
-def rate(trace: Trace, times: PassTimes, policy: Policy, budget: Any, *, batch: int, half: int,
-         draw: int):  # fmt: skip
+def rate(trace: Trace, times: PassTimes, policy: Policy, *, batch: int, half: int, draw: int):
     """Replay one method over half of the outputs."""
     found, keys = trace.draw(half, draw)
-    return serve(policy, budget, found, times, keys, rows=batch)
+    return serve(policy, found, times, keys, rows=batch)
 
 
 def choose(config: Any, replayed: Any, times: PassTimes, batch: int) -> dict[str, Any]:
-    """The best static γ and the best settings of budgets, on the first half of the outputs."""
-    longest = constant(config.gamma_max)
+    """The best static γ and the best settings of policies, on the first half of the outputs."""
     tried: dict[str, dict[Any, Any]] = {
-        STATIC: {g: budgets.static(g) for g in config.static},
-        "fixed": {n: budgets.fixed(n) for n in (size - batch for size in times.sizes)},
-        "threshold": {t: budgets.threshold(t) for t in config.thresholds},
-        EARLY: {prior: budgets.early_stop(times, prior) for prior in config.priors},
+        STATIC: {g: static(g) for g in config.static},
+        "fixed": {n: policies.fixed(n) for n in (size - batch for size in times.sizes)},
+        "threshold": {t: policies.threshold(t) for t in config.thresholds},
+        EARLY: {prior: policies.early_stop(times, prior) for prior in config.priors},
     }
     return {
-        name: max(each, key=lambda one: float(replayed(longest, each[one], half=0, draw=0).rate))
+        name: max(each, key=lambda one: float(replayed(each[one], half=0, draw=0).rate))
         for name, each in tried.items()
     }
 
 
 def make(config: Any, times: PassTimes, batch: int, name: str, chosen: Mapping[str, Any]) -> Any:
-    """A policy and a budget."""
-    longest = constant(config.gamma_max)
+    """The policy of a method."""
     if name == "together":
         counts = jnp.arange(1, config.gamma_max + 2, dtype=jnp.int32) * batch
         costs = Costs.measured(
@@ -227,17 +223,22 @@ def make(config: Any, times: PassTimes, batch: int, name: str, chosen: Mapping[s
             rest=times.rest,
             token=times.token,
         )
-        return policies.together(costs), budgets.static(config.gamma_max)
+        return policies.together(costs)
     made = {
-        PLAIN: lambda: budgets.static(0),
-        STATIC: lambda: budgets.static(chosen[STATIC]),
-        BY_SIZE: lambda: budgets.by_batch_size(chosen[BY_SIZE]),
-        "fixed": lambda: budgets.fixed(chosen["fixed"]),
-        "threshold": lambda: budgets.threshold(chosen["threshold"]),
-        EARLY: lambda: budgets.early_stop(times, chosen[EARLY]),
+        PLAIN: lambda: static(0),
+        STATIC: lambda: static(chosen[STATIC]),
+        BY_SIZE: lambda: policies.by_batch_size(chosen[BY_SIZE]),
+        "fixed": lambda: policies.fixed(chosen["fixed"]),
+        "threshold": lambda: policies.threshold(chosen["threshold"]),
+        EARLY: lambda: policies.early_stop(times, chosen[EARLY]),
         ORACLE: lambda: Oracle(times),
     }
-    return longest, made[name]()
+    return made[name]()
+
+
+def static(gamma: int) -> policies.Policy:
+    """γ tokens of each row, whatever the batch; γ ≥ 0."""
+    return policies.by_batch_size({1: gamma})
 
 
 def table(rows: Sequence[Row], temperature: float, times: str, batch: int) -> dict[int, int]:
@@ -265,11 +266,11 @@ def by_clock(
         return {}
     texts = decoding.tokenize(on.target, trace.texts[:count], config.max_source_len or None)
     how = functools.partial(decoding.build, on.target, sampling=on.sampling(temperature))
-    draft, gamma = on.draft(config.draft), int(ways[STATIC][1].lengths[-1])
+    draft, gamma = on.draft(config.draft), int(ways[STATIC].lengths[-1])
     methods = {
         PLAIN: how(None),
         STATIC: how(draft, gamma=max(gamma, 1)),
-        EARLY: how(draft, gamma=config.gamma_max, budget=ways[EARLY][1], sizes=times.sizes),
+        EARLY: how(draft, gamma=config.gamma_max, policy=ways[EARLY], passes=times.sizes),
     }
     key = jax.random.key(config.seed)
     found = timing.side_by_side(
@@ -288,7 +289,7 @@ def by_clock(
             some = slice(at, at + batch)
             trail = jax.tree.map(lambda x, some=some: x[some], trace.found)
             own = times.of_plain() if name == PLAIN else times
-            replayed = serve(*ways[name], trail, own, keys[some], rows=batch)
+            replayed = serve(ways[name], trail, own, keys[some], rows=batch)
             time, tokens = time + float(replayed.time), tokens + int(replayed.tokens)
         said[name] = {
             "rate": float(np.median(rates[name])),

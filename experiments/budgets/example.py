@@ -13,9 +13,9 @@ from matplotlib.patches import Patch, Rectangle
 from experiments import plots
 from experiments.reproduce.study import Study
 from specjax import decoding, speculative
-from specjax.budgets import PassTimes, early_stop
 from specjax.dice import dice_for
 from specjax.measure import timing
+from specjax.policies import PassTimes, early_stop
 
 SKIPPED = 2  # rounds in which the chances are calibrated
 PANELS = 6
@@ -55,8 +55,8 @@ def record(on: Study, row: dict[str, Any]) -> list[Seen]:
         on.draft(config.draft),
         gamma=config.gamma_max,
         sampling=on.sampling(row["temperature"]),
-        budget=early_stop(times, row["setting"]),
-        sizes=times.sizes,
+        policy=early_stop(times, row["setting"]),
+        passes=times.sizes,
     )
     assert isinstance(method, speculative.Speculative)
     texts = decoding.tokenize(on.target, on.texts(batch), config.max_source_len or None)

@@ -118,7 +118,7 @@ def costs_of(on: Study, draft: str, temperature: float) -> dict[str, Any]:
     gammas = sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})
     shared = speedups.method(*cell, gamma_max)
     loops = {
-        fitting.POLICIES: dataclasses.replace(shared, policy=Undecided(), widths=widths),
+        fitting.POLICIES: dataclasses.replace(shared, policy=Undecided(), passes=widths),
         **{fitting.static(gamma): speedups.method(*cell, gamma) for gamma in gammas},
     }
     found = speedups.cost(*cell, loops, on.config.repeats, refusals=True)

@@ -119,13 +119,13 @@ def drawn(drafts, draft_probs):
     return np.take_along_axis(draft_probs, drafts[:, :, None], axis=2)[:, :, 0]
 
 
-@case("lengths", True, "specjax.budgets; vLLM pull request 52228 reads max q too")
+@case("lengths", True, "specjax.policies; vLLM pull request 52228 reads max q too")
 def budget_before_the_draw(drafts, draft_probs, rng):
     """The two likeliest slots of the batch; a slot's chance is max q along its row."""
     return likeliest(np.cumprod(draft_probs.max(axis=2), axis=1), 2)
 
 
-@case("lengths", True, "specjax.budgets")
+@case("lengths", True, "specjax.policies")
 def early_stop_before_the_draw(drafts, draft_probs, rng):
     """An early stop; a slot's chance is max q along its row."""
     return early_stop(np.cumprod(draft_probs.max(axis=2), axis=1))

@@ -26,7 +26,6 @@ from specjax.decoding.methods import (
     reads_batch,
     speculative,
     tuned,
-    with_budget,
     with_draft,
     with_policy,
 )
@@ -79,7 +78,6 @@ __all__ = [
     "text_of",
     "tokenize",
     "tuned",
-    "with_budget",
     "with_draft",
     "with_policy",
 ]

@@ -9,9 +9,6 @@ import numpy as np
 
 from specjax import drafters, trees
 from specjax.autoregressive import Autoregressive
-from specjax.budgets import NAMES as BUDGETS
-from specjax.budgets import Budget
-from specjax.budgets import parse as parse_budget
 from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.contracts import check_part
 from specjax.defaults import GAMMA
@@ -24,9 +21,10 @@ from specjax.drafters.resizing import over
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
+from specjax.policies import NAMES as POLICIES
 from specjax.policies import Policy, constant, needs_costs, parse_with_costs
 from specjax.policies import parse as parse_policy
-from specjax.policies.base import counts_nodes, within_a_draft
+from specjax.policies.base import by_slot, counts_nodes, within_a_draft
 from specjax.pytrees import check_pytree
 from specjax.rules import AcceptanceRule, Token
 from specjax.rules import parse as parse_rule
@@ -44,7 +42,6 @@ OR_ITS_NAME = ", or its name"
 A_CHECKPOINT = "a checkpoint, as specjax.load and specjax.wrap give it"
 D = TypeVar("D")
 M = TypeVar("M", bound=Speculative | TreeSpeculative)
-B = TypeVar("B", bound=Method)
 DRAFTER = ("vocab_size", "start", "begin", "extend", "logits", "observe")
 
 
@@ -56,22 +53,17 @@ def build(
     sampling: Sampling,
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
-    widths: Sequence[int] = (),
-    budget: Budget | str | None = None,
-    sizes: Sequence[int] = (),
+    passes: Sequence[int] = (),
     tree: Shape | str | None = None,
     check_tokens: bool = True,
 ) -> Method:
     """Build the loop: `plain` where `draft` is None, else `with_draft`."""
     if draft is None:
-        if budget is not None:
-            raise ValueError(f"budget={budget!r} without a draft: there is nothing to hand it to.")
         return plain(target, sampling, rule)
-    method = with_draft(
-        target, draft, gamma=gamma, sampling=sampling, rule=rule, policy=policy, widths=widths,
+    return with_draft(
+        target, draft, gamma=gamma, sampling=sampling, rule=rule, policy=policy, passes=passes,
         tree=tree, check_tokens=check_tokens,
     )  # fmt: skip
-    return with_budget(method, budget, sizes)
 
 
 def with_draft(
@@ -129,7 +121,7 @@ def tuned(
         sampling=sampling,
         rule=settings.rule or None,
         policy=policy,
-        widths=settings.widths,
+        passes=settings.passes,
         tree=settings.tree,
         check_tokens=check_tokens,
     )
@@ -152,7 +144,7 @@ def speculative(
     sampling: Sampling,
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
-    widths: Sequence[int] = (),
+    passes: Sequence[int] = (),
     check_tokens: bool = True,
 ) -> Speculative:
     """Build speculative decoding, as the jitted functions take it. Checks that the pair fits.
@@ -170,7 +162,7 @@ def speculative(
         sampling=sampling,
         eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
         gamma_max=int(gamma),
-        widths=_counts("widths", widths),
+        passes=_counts("passes", passes),
     )
     if policy is None:
         return made
@@ -185,7 +177,7 @@ def branching(
     sampling: Sampling,
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
-    widths: Sequence[int] = (),
+    passes: Sequence[int] = (),
     check_tokens: bool = True,
 ) -> TreeSpeculative:
     """Build speculative decoding with trees. Checks that the pair fits and that both can branch.
@@ -215,7 +207,7 @@ def branching(
         sampling=sampling,
         eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
         shape=shape,
-        widths=_counts("widths", widths),
+        passes=_counts("passes", passes),
     )
     if policy is None:
         return made
@@ -284,6 +276,12 @@ def _policy(policy: Policy | str) -> Policy:
             f"settings = specjax.tune(target, draft, texts, policy={policy!r}), then "
             "generate(..., settings=settings)."
         )
+    if isinstance(policy, str) and named.lacks("policy", POLICIES, policy, "times"):
+        raise ValueError(
+            f"policy={policy!r} weighs times, and none are given. Measure them: "
+            "from specjax.measure.batches import pass_times; times = pass_times(...), then "
+            "policy=specjax.policies.early_stop(times)."
+        )
     policy = parse_policy(policy) if isinstance(policy, str) else policy
     check_part("policy", policy, OR_ITS_NAME)
     return policy
@@ -294,11 +292,16 @@ def with_policy(method: M, policy: Policy) -> M:
     name = type(policy).__name__
     if method.branches and within_a_draft(policy):
         raise ValueError(
-            f"{name} decides token by token whether a chain goes on. Trees go with policies that "
-            'decide before a draft, such as "goodput" and "nodes".'
+            f"{name} decides token by token whether a chain goes on, or what of it is verified. "
+            'Trees go with policies that decide before a draft, such as "goodput" and "nodes".'
         )
     if counts_nodes(policy) and not method.branches:
         raise ValueError(f"{name} sets the number of a tree's nodes: give a tree, or leave it out.")
+    if method.passes and by_slot(policy) and not getattr(method.target, "packs", False):
+        raise ValueError(
+            f"passes={method.passes} with {name}: this target is on a mesh or a model of your own, "
+            "and computes all positions of a batch (specjax.types.PackingModel). Leave passes out."
+        )
     # Where rows have trees of their own, a shorter draft is not the beginning of a longer one.
     if policy.needs_shorter and (method.dynamic or not method.rule.reveals_shorter):
         raise ValueError(
@@ -307,42 +310,6 @@ def with_policy(method: M, policy: Policy) -> M:
             "show: take another policy, or rules.Token()."
         )
     return dataclasses.replace(method, policy=policy)
-
-
-def with_budget(method: B, budget: Budget | str | None, sizes: Sequence[int] = ()) -> B:
-    """Add a verify budget to a loop.
-
-    Args:
-      sizes: positions of packed verify passes; see `generate`.
-
-    Raises:
-      ValueError: the loop has trees or narrow passes, its target cannot pack, or sizes without a
-        budget.
-    """
-    given = _counts("sizes", sizes)
-    if budget is None:
-        if given:
-            raise ValueError(f"sizes={given} need a budget, such as budget='fixed(8)'.")
-        return method
-    if isinstance(budget, str):
-        if named.lacks("budget", BUDGETS, budget, "times"):
-            raise ValueError(
-                f"budget={budget!r} weighs times, and none are given. Measure them: "
-                "from specjax.measure.batches import pass_times; times = pass_times(...), then "
-                "budget=specjax.budgets.early_stop(times)."
-            )
-        budget = parse_budget(budget)
-    check_part("budget", budget, OR_ITS_NAME)
-    if not isinstance(method, Speculative):
-        raise ValueError("A verify budget goes with chains: leave out the tree or the budget.")
-    if method.widths:
-        raise ValueError(f"widths={method.widths} beside a budget: give sizes, of all rows.")
-    if given and not getattr(method.target, "packs", False):
-        raise ValueError(
-            f"sizes={given}: this target is on a mesh or a model of your own, and computes all "
-            "positions of a batch (specjax.types.PackingModel). Leave sizes out."
-        )
-    return dataclasses.replace(method, budget=budget, sizes=given)
 
 
 def plain_if_preferred(method: Method, rounds: int, rows: int = 1) -> Method:
@@ -369,8 +336,6 @@ def plain_of(method: Method) -> Autoregressive:
 
 def reads_batch(method: Method) -> bool:
     """Whether a row's tokens may depend on its neighbours."""
-    if getattr(method, "budget", None) is not None:
-        return True
     return method.policy is not None and method.policy.reads_batch
 
 

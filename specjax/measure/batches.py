@@ -1,4 +1,4 @@
-"""Times of a batch's rounds by the positions of the target's call, for verify budgets."""
+"""Times of a batch's rounds by the positions of the target's call, for `early_stop`."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,13 +6,13 @@ import jax
 from jax import Array
 from jaxtyping import Key
 
-from specjax import budgets, decoding
+from specjax import decoding
 from specjax.batching import bucket
-from specjax.budgets import PassTimes
 from specjax.defaults import GAMMA, NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.measure import phases, timing
 from specjax.models.checkpoint import Checkpoint
+from specjax.policies import PassTimes, fixed
 from specjax.sampling import Sampling, as_sampling
 from specjax.types import Text
 
@@ -41,13 +41,13 @@ def pass_times(
     key: Key[Array, ""] | int = 0,
     repeats: int = 9,
 ) -> PassTimes:
-    """Measure the times that `specjax.budgets.early_stop` weighs, in seconds.
+    """Measure the times that `specjax.policies.early_stop` weighs, in seconds.
 
         from specjax.measure.batches import pass_times
 
         times = pass_times(target, draft, texts, batch_size=16)
         specjax.generate(target, draft, texts, batch_size=16,
-                         budget=specjax.budgets.early_stop(times), sizes=times.sizes)
+                         policy=specjax.policies.early_stop(times), passes=times.sizes)
 
     Args:
       texts: inputs of typical length; the batch repeats them if they are few.
@@ -85,9 +85,11 @@ def stopwatch(
       gammas: draft lengths whose passes over all positions are timed too.
       rounds: draft lengths at which whole rounds are timed.
     """
-    method = decoding.build(target, draft, gamma=gamma, sampling=as_sampling(sampling))
-    # A budget that takes all, so that the time of handing out is part of a round.
-    method = decoding.with_budget(method, budgets.fixed(batch_size * gamma), sizes)
+    # A policy that verifies all, so that the time of `allocate` is part of a round.
+    method = decoding.build(
+        target, draft, gamma=gamma, sampling=as_sampling(sampling),
+        policy=fixed(batch_size * gamma), passes=sizes,
+    )  # fmt: skip
     ids = decoding.tokenize(target, [text for text in texts if not decoding.is_blank(target, text)])
     if not ids:
         raise ValueError("Nothing to measure: every text is blank.")

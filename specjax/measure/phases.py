@@ -24,12 +24,11 @@ import numpy as np
 
 from specjax import sampling as smp
 from specjax import types
-from specjax.budgets import PassTimes
 from specjax.dice import dice_for
 from specjax.drafters.base import proposal
 from specjax.loop import Method, decode
 from specjax.measure import doubts
-from specjax.policies import Costs, constant
+from specjax.policies import Costs, PassTimes, constant
 from specjax.sampling import Purpose
 from specjax.speculative import Contexts
 from specjax.state import State
@@ -169,7 +168,7 @@ def medians(samples: Sequence[Sample]) -> Costs:
 
 
 def pass_times(samples: Sequence[Sample], rows: int) -> PassTimes:
-    """Take medians of a `stopwatch`'s samples as times for a verify budget.
+    """Take medians of a `stopwatch`'s samples as times for `policies.early_stop`.
 
     Args:
       samples: with the largest γ among its `gammas` and `rounds`.

@@ -16,7 +16,6 @@ from jaxtyping import Float, Key
 from specjax import decoding, drafters, loop
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
-from specjax.budgets.base import Budget
 from specjax.defaults import NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
@@ -30,6 +29,7 @@ from specjax.sampling import Sampling, as_sampling, key_for
 from specjax.state import State
 from specjax.support import memory_maps
 from specjax.support.ranges import whole
+from specjax.support.renamed import refuses
 from specjax.trees import Shape
 from specjax.types import Text
 
@@ -333,6 +333,7 @@ def start(
     )
 
 
+@refuses
 def measure_speedup(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str,
@@ -346,9 +347,7 @@ def measure_speedup(
     max_source_len: int | None = None,
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
-    widths: Sequence[int] = (),
-    budget: Budget | str | None = None,
-    sizes: Sequence[int] = (),
+    passes: Sequence[int] = (),
     tree: Shape | str | None = None,
     check_tokens: bool = True,
     repeats: int = 3,
@@ -365,11 +364,10 @@ def measure_speedup(
     whole("repeats", repeats, "[1, ∞)")
     chosen = as_sampling(sampling)
     key = key_for(chosen, key)
-    how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths, "tree": tree}
+    how: dict[str, Any] = {"rule": rule, "policy": policy, "passes": passes, "tree": tree}
     how["check_tokens"] = check_tokens
     decoding.check_depth(gamma, tree)
     method = decoding.with_draft(target, draft, gamma=gamma, sampling=chosen, **how)
-    method = decoding.with_budget(method, budget, sizes)
     decoding.check_texts(texts)
     kept = [text for text in texts if not decoding.is_blank(target, text)]
     if not kept:

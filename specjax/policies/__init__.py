@@ -1,4 +1,4 @@
-"""Draft-length policies: how long the next draft may be. `base.py` has the protocol.
+"""Policies: how long the next draft may be, and what of it is verified. `base.py` has the protocol.
 
 A policy is specjax.policies.svip(threshold=0.3), or policies.parse("svip(threshold=0.3)"), or
 policies.parse("my_module:my_policy"), which imports and runs code.
@@ -7,10 +7,12 @@ policies.parse("my_module:my_policy"), which imports and runs code.
 from specjax.policies.acceptance_head import head
 from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import exp3, hedge, ucb
-from specjax.policies.base import Observation, Policy, Round
+from specjax.policies.base import Observation, Policy, Round, Slot
+from specjax.policies.both import both
 from specjax.policies.confidence import confidence
 from specjax.policies.constant import Constant, constant
 from specjax.policies.costs import Costs
+from specjax.policies.early_stop import early_stop
 from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import first_descent, goodput
 from specjax.policies.heuristic import heuristic
@@ -25,24 +27,32 @@ from specjax.policies.loading import (
 from specjax.policies.lookahead import lookahead
 from specjax.policies.nodes import cut, nodes
 from specjax.policies.tapout import tapout
+from specjax.policies.times import PassTimes
 from specjax.policies.together import together
+from specjax.policies.verified import by_batch_size, fixed, threshold
 
 __all__ = [
     "NAMES",
     "Constant",
     "Costs",
     "Observation",
+    "PassTimes",
     "Policy",
     "Round",
+    "Slot",
     "adaedl",
     "average",
+    "both",
+    "by_batch_size",
     "check",
     "confidence",
     "constant",
     "costs",
     "cut",
+    "early_stop",
     "exp3",
     "first_descent",
+    "fixed",
     "gammatune",
     "goodput",
     "head",
@@ -55,6 +65,7 @@ __all__ = [
     "parse_with_costs",
     "svip",
     "tapout",
+    "threshold",
     "together",
     "ucb",
     "with_any_costs",

@@ -32,7 +32,7 @@ class GammaTune(Policy):
         gamma = jnp.full(keys.shape, jnp.minimum(self.gamma, gamma_max), jnp.int32)
         return Tuned(gamma, gamma.astype(jnp.float32))
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, state.gamma
 
     def update(self, state, round_):
@@ -80,7 +80,7 @@ class Average(Policy):
         average = (self.tiers[first] - 1).astype(jnp.float32)
         return Tier(first, average, jnp.zeros(keys.shape, jnp.int32))
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, self.tiers[state.tier]
 
     def update(self, state, round_):

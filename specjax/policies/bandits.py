@@ -92,7 +92,7 @@ class Ucb(_Bandit):
         round_costs(self.costs, gamma_max)
         return unplayed(keys, gamma_max)
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         state = with_best_arm(state, self.width)
         return state, state.arm + 1
 
@@ -131,7 +131,7 @@ class Exp3(_Bandit):
         zeros = jnp.zeros(keys.shape, jnp.int32)
         return Weighed(zeros, jnp.zeros((*keys.shape, gamma_max), jnp.float32), zeros, salts(keys))
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         arm = draw(noise_keys(state.salt, state.counted), self.probs(state))
         return state._replace(arm=arm), arm + 1
 
@@ -180,7 +180,7 @@ class Hedge(_Bandit):
         loss = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
         return Weighed(zeros, loss, zeros, salts(keys))
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         arm = draw(noise_keys(state.salt, state.counted), self.probs(state))
         return state._replace(arm=arm), arm
 

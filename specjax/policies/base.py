@@ -1,10 +1,12 @@
-"""The protocol of draft-length policies: pure functions, and a state in the loop's carry.
+"""The protocol of policies: pure functions, and a state in the loop's carry.
 
-A policy decides how long the next draft may be and whether to draft one token more, and updates its
-state after a round. Lengths are data: γ_max is static, and nothing recompiles. The output keeps the
-target's distribution because no policy can drop a token after a look at it: `keep_drafting` decides
-before the token exists, and `go_on` about later tokens alone. A state's leaves have a row for each
-row of the batch. Rows are independent unless the policy declares `reads_batch`.
+A policy decides how long the next draft may be, whether to draft one token more and, if it decides
+slot by slot, which drafted tokens of the batch are verified. It updates its state after a round.
+Lengths are data: γ_max is static, and nothing recompiles. The output keeps the target's
+distribution because no policy can drop a token after a look at it: `keep_drafting` decides before
+the token exists, `go_on` about later tokens alone, and `verifies` never sees a token
+(`policies/slots.py`). A state's leaves have a row for each row of the batch. Rows are independent
+unless the policy declares `reads_batch`.
 """
 
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -41,8 +43,18 @@ class Observation(NamedTuple):
         return jnp.exp(jnp.max(self.belief_logprobs, axis=-1)).astype(jnp.float32)
 
 
+class Slot(NamedTuple):
+    """A drafted token that waits for a position of the target's call, and all before it."""
+
+    taken: Int[Array, "..."]  # slots of all rows that have a position already
+    gained: Float[Array, "..."]  # tokens that the round then brings: live rows, and chances so far
+    chance: Float[Array, "..."]  # of this slot, see `Policy.chance`
+    place: Int[Array, "..."]  # i, of the token in its draft, from 0
+    rows: Int[Array, "..."]  # live rows, each of which has a position anyway
+
+
 class Policy(Protocol):
-    """The protocol and base of policies. The defaults draft γ_max tokens in every round.
+    """The protocol and base of policies. The defaults draft and verify γ_max tokens in every round.
 
     Attributes:
       needs_shorter: whether the policy learns how many tokens shorter drafts would have got. It
@@ -52,21 +64,29 @@ class Policy(Protocol):
       reads_batch: whether decisions for a row depend on past rounds of other rows. At temperatures
         above 0 the row's tokens then depend on its neighbours; its distribution does not.
       carries: whether the next batch of a run may start from the policy's state (`resume`).
+      fills: whether slots that cost nothing are verified too: those up to the compiled size of
+        pass that is needed anyway.
     """
 
     needs_shorter: ClassVar[bool] = False
     fixed: ClassVar[bool] = False
     reads_batch: ClassVar[bool] = False
     carries: ClassVar[bool] = False
+    fills: ClassVar[bool] = False
 
     def init(self, keys: Key[Array, " B"], gamma_max: int) -> Any:
         """The state before the first round. The keys are the policy's own, one for each row."""
         return ()
 
-    def begin(self, state: Any, gamma_max: int) -> tuple[Any, Int[Array, "*batch"]]:
+    def begin(
+        self, state: Any, live: Bool[Array, " B"], gamma_max: int
+    ) -> tuple[Any, Int[Array, "*batch"]]:
         """Begin a round: the state, and the longest draft allowed, for each row or for all.
 
         The loop cuts it to 0 … γ_max, and to what the row has left.
+
+        Args:
+          live: rows that have not ended.
         """
         return state, jnp.int32(gamma_max)
 
@@ -97,8 +117,26 @@ class Policy(Protocol):
         """
         return state, drafting
 
+    def chance(self, state: Any, slot: Int[Array, ""]) -> Float[Array, "*batch"]:
+        """The chance that token i of each row is reached and accepted, by which slots are ordered.
+
+        Called for policies with a `verifies` of their own, after `keep_drafting` and before the
+        draw. A larger value than that of the token before counts as that one.
+
+        Args:
+          slot: i, from 0.
+        """
+        return 1 / (1 + slot.astype(jnp.float32))
+
+    def verifies(self, state: Any, slot: Slot) -> Bool[Array, ""]:
+        """Whether a drafted token gets a position. The first that does not ends the round's.
+
+        Fields of `slot` are scalars. The state is that from `begin`.
+        """
+        return jnp.bool_(True)
+
     def update(self, state: Any, round_: Round) -> Any:
-        """Update the state after a round."""
+        """Update the state after a round, whose `drafted` are the verified tokens."""
         return state
 
     def prefers_plain(self, gamma_max: int, rounds: int, rows: int = 1) -> bool:
@@ -122,15 +160,21 @@ class Policy(Protocol):
         return averaged(fresh, past, rows) if self.carries else fresh
 
 
-def first_state(policy: Any, keys: Key[Array, " B"], gamma_max: int) -> Any:
-    """The state of a policy or a verify budget before the first round, by the keys of the rows."""
+def first_state(policy: Policy, keys: Key[Array, " B"], gamma_max: int) -> Any:
+    """The state of a policy before the first round, by the keys of the rows."""
     return policy.init(fold(keys, jnp.zeros(keys.shape, jnp.int32), Purpose.POLICY), gamma_max)
 
 
 def within_a_draft(policy: Policy) -> bool:
-    """Whether a policy decides token by token, and not before the draft alone."""
+    """Whether a policy may stop a draft between tokens, or leave some of it unverified."""
     kind = type(policy)
-    return (kind.keep_drafting, kind.go_on) != (Policy.keep_drafting, Policy.go_on)
+    own = (kind.keep_drafting, kind.go_on) != (Policy.keep_drafting, Policy.go_on)
+    return own or by_slot(policy)
+
+
+def by_slot(policy: Policy) -> bool:
+    """Whether a policy decides slot by slot which drafted tokens are verified."""
+    return type(policy).verifies is not Policy.verifies
 
 
 def counts_nodes(policy: Policy) -> bool:

@@ -17,7 +17,7 @@ class Constant(Policy):
 
     gamma: Int[Array, ""]
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, self.gamma
 
 

@@ -52,7 +52,7 @@ class Goodput(Policy):
         none = jnp.zeros(keys.shape, jnp.float32)
         return Tally(none, none)
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, argmax(self.rate(self.alpha(state), gamma_max))
 
     def update(self, state, round_):
@@ -64,7 +64,7 @@ class Goodput(Policy):
         outside = self.outside()
 
         def next_round(state, _):
-            state, allowed = outside.begin(state, gamma_max)
+            state, allowed = outside.begin(state, jnp.ones(rows, bool), gamma_max)
             return outside.update(state, idle(gamma_max, rows)), jnp.any(allowed > 0)
 
         first = outside.init(jax.random.split(jax.random.key(0), rows), gamma_max)
@@ -153,7 +153,7 @@ class FirstDescent(Goodput):
         none = jnp.zeros((*keys.shape, BINS), jnp.float32)
         return self._fresh(Tally(none, none))
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         cost = self.costs.round_times(gamma_max)
         return state, jnp.where(self._pays(state, cost), len(cost) - 1, 0)
 

@@ -21,7 +21,7 @@ class Heuristic(Policy):
     def init(self, keys, gamma_max):
         return jnp.full(keys.shape, jnp.minimum(self.gamma, gamma_max), jnp.int32)
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, state
 
     def update(self, state, round_):

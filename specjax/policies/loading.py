@@ -21,6 +21,8 @@ NAMES = {
         "tapout": ["tapout"],
         "acceptance_head": ["head"],
         "nodes": ["nodes", "cut"],
+        "verified": ["fixed", "threshold", "by_batch_size"],
+        "early_stop": ["early_stop"],
     }.items()
     for name in names
 }

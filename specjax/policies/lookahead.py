@@ -62,7 +62,7 @@ class Lookahead(Estimating):
         none = jnp.zeros(keys.shape, jnp.int32)
         return Ahead(evidence, zeros, FIRST_SLOPE * ones, zeros, bars, none, ones)
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         cost, alpha = self.costs.round_times(gamma_max), self.alpha(state)
         pays = argmax(self.rate(alpha, gamma_max)) > 0
         alpha = jnp.where(pays, alpha, self.optimistic(state.evidence, alpha))

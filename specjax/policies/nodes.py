@@ -21,7 +21,7 @@ class Cut(Policy):
     depth: Int[Array, ""]
     count: Int[Array, ""]
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, self.depth
 
     def nodes(self, state, most):

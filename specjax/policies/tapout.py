@@ -51,9 +51,9 @@ class TapOut(Policy):
         arms = tuple(arm.init(keys, gamma_max) for arm in self.arms)
         return Tapped(unplayed(keys, len(arms)), arms)
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         state = state._replace(bandit=with_best_arm(state.bandit, self.width))
-        return self._ask(state, lambda arm, own: arm.begin(own, gamma_max))
+        return self._ask(state, lambda arm, own: arm.begin(own, live, gamma_max))
 
     def keep_drafting(self, state, seen):
         return self._ask(state, lambda arm, own: arm.keep_drafting(own, seen))

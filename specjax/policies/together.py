@@ -45,7 +45,7 @@ class Together(Estimating):
     def init(self, keys, gamma_max):
         return Shared(super().init(keys, gamma_max), jnp.full(keys.shape, gamma_max + 1, jnp.int32))
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         alpha = self.slowest(state)
         optimistic = self.optimistic(state.evidence, alpha)
         length, tried = (argmax(self.rates(state, a, gamma_max)) for a in (alpha, optimistic))

@@ -15,9 +15,11 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from specjax.budgets import base as budgets
 from specjax.policies import Observation, Policy, Round
+from specjax.policies.base import by_slot
+from specjax.policies.slots import rated
 from specjax.replay.rollouts import Rollouts, acceptance_point
+from specjax.rounds import Drafts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,35 +130,36 @@ class Along:
         room = jnp.minimum(self.recorded.budget - self.begin - 1, self.recorded.gamma_max)
         return jnp.where(live, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room), 0)
 
-    def draft(self, policy: Policy, state: Any, cap: Array, budget: Any = None, chances: Any = ()):
+    def draft(self, policy: Policy, state: Any, cap: Array):
         """Draft up to `cap` (N,) tokens of each row as the loop does: `speculative.propose`.
 
         Returns:
-          The states of policy and budget; tokens by row; and for each slot and row, (G, N), whether
-          the drafter was called, whether it proposed a token, and whether that was drafted.
+          The policy's state; drafts that have lengths and chances alone; and for each slot and row,
+          (G, N), whether the drafter was called, whether it proposed a token, and whether that was
+          drafted.
         """
         where, there, _ = self.path
         rows, logprob = jnp.arange(len(cap)), self.belief_logprob
         silent = there >= self.recorded.length[rows[:, None], where]
 
         def propose(carry, slot):
-            state, chances, called, drafted = carry
+            state, drafts, called = carry
             proposed = called & ~silent[:, slot]
             look_up = partial(_at, rows, where[:, slot], there[:, slot])
             seen = cast(Observation, Remembered(slot, proposed, self.recorded, look_up))
             state, keep = policy.keep_drafting(state, seen)
             drafting = proposed & keep
-            chances = budgets.before_the_draw(budget, chances, seen)
-            chances = budgets.after_the_draw(budget, chances, logprob[:, slot])
-            drafted += drafting.astype(jnp.int32)
+            drafts = rated(policy, state, drafts, slot)
+            drafts = drafts._replace(length=drafts.length + drafting.astype(jnp.int32))
             state, further = policy.go_on(state, drafting, logprob[:, slot])
-            going = drafting & (drafted < cap) & further
-            return (state, chances, going, drafted), (called, proposed, drafting)
+            going = drafting & (drafts.length < cap) & further
+            return (state, drafts, going), (called, proposed, drafting)
 
-        begun = state, chances, cap > 0, jnp.zeros_like(cap)
+        nothing = jax.ShapeDtypeStruct((len(cap), 0), jnp.float32)
+        none = Drafts.empty(cap, self.recorded.gamma_max, nothing, by_slot(policy))
         slots = jnp.arange(self.recorded.gamma_max, dtype=jnp.int32)
-        (state, chances, _, drafted), each = jax.lax.scan(propose, begun, slots)
-        return state, chances, drafted, each
+        (state, drafts, _), each = jax.lax.scan(propose, (state, none, cap > 0), slots)
+        return state, drafts, each
 
     def conclude(self, live: Bool[Array, " N"], verified: Int[Array, " N"]) -> Round:
         """The round in which the target sees this many drafted tokens of each row."""

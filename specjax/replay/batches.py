@@ -1,4 +1,4 @@
-"""Replay of a whole batch along rollouts: verify budgets and policies, by a table of times.
+"""Replay of a whole batch along rollouts, by a table of times.
 
 Rows are served as `generate` serves them: an input that waits takes the place of one that has
 ended. What a round drafts and accepts is that of `replay`; what it takes is the time of as many
@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from specjax.budgets import PassTimes
-from specjax.budgets import base as budgets
-from specjax.policies import Policy
+from specjax.policies import PassTimes, Policy
 from specjax.policies.base import first_state
+from specjax.policies.slots import allocate
 from specjax.pytrees import pytree
 from specjax.replay.along import Along, first_rejections
 from specjax.replay.rollouts import Rollouts
@@ -45,11 +44,10 @@ class Lanes(NamedTuple):
     output: Int[Array, " B"]  # of the N outputs
     length: Int[Array, " B"]  # tokens of it so far
     policy: Any
-    budget: Any
 
 
 @pytree
-class Oracle(budgets.Budget):
+class Oracle(Policy):
     """Knows which drafted tokens would be accepted, and verifies these alone.
 
     They are drafted as deep as this round's tokens per time are highest. Over a whole run that is
@@ -70,7 +68,6 @@ class Oracle(budgets.Budget):
 @partial(jax.jit, static_argnames=("rows",))
 def serve(
     policy: Policy,
-    budget: budgets.Budget,
     rollouts: Rollouts,
     times: PassTimes,
     keys: Key[Array, " N"],
@@ -80,7 +77,6 @@ def serve(
     """Decode all outputs in a batch of `rows` rows.
 
     Args:
-      policy: how far rows draft; `policies.constant(γ)` where the budget alone decides.
       times: at this batch size, as `specjax.measure.batches.pass_times` measures them.
       keys: one for each output, which settle the chances of acceptance.
     """
@@ -96,7 +92,6 @@ def serve(
             output,
             jnp.zeros_like(output),
             first_state(policy, own, gamma),
-            first_state(budget, own, gamma),
         )
 
     def more(carry):
@@ -109,17 +104,15 @@ def serve(
         live = lanes.output < count
         rejected = jnp.take_along_axis(rejections[output], lanes.length[:, None], axis=1)[:, 0]
         here = Along(jax.tree.map(lambda x: x[output], rollouts), lanes.length, rejected)
-        state, allowed = policy.begin(lanes.policy, gamma)
-        worth, chances = budgets.begin(budget, lanes.budget, live, gamma)
-        cap = here.room(live, jnp.minimum(jnp.asarray(allowed, jnp.int32), worth))
-        state, chances, drafted, (asked, _, _) = here.draft(policy, state, cap, budget, chances)
-        if isinstance(budget, Oracle):
-            right = jnp.minimum(drafted, rejected - lanes.length)
-            calls = budget.best(right, live, gamma)
+        begun, allowed = policy.begin(lanes.policy, live, gamma)
+        state, drafts, (asked, _, _) = here.draft(policy, begun, here.room(live, allowed))
+        if isinstance(policy, Oracle):
+            right = jnp.minimum(drafts.length, rejected - lanes.length)
+            calls = policy.best(right, live, gamma)
             verified = jnp.minimum(right, calls)
         else:
             calls = jnp.sum(jnp.any(asked, axis=1), dtype=jnp.int32)
-            verified = budgets.hand_out(budget, chances, drafted, live, sizes)
+            verified = allocate(policy, begun, drafts, live, sizes).length
         round_ = here.conclude(live, verified)
         positions = jnp.sum(jnp.where(live, verified + 1, 0), dtype=jnp.int32)
         sums = Served(
@@ -135,7 +128,6 @@ def serve(
             lanes.output,
             lanes.length + round_.emitted,
             policy.update(state, round_),
-            budget.update(chances.state, round_),
         )
         leaving = live & (kept.length >= here.recorded.emitted)
         place = waiting + jnp.cumsum(leaving, dtype=jnp.int32) - 1

@@ -74,7 +74,8 @@ def read_beyond_counts(policy: Policy, gamma_max: int) -> str:
         return "logprob"
 
     def one_round(keys: Key[Array, " N"]) -> Any:
-        state, _ = policy.begin(first_state(policy, keys, gamma_max), gamma_max)
+        first, live = first_state(policy, keys, gamma_max), jnp.ones(len(keys), bool)
+        state, _ = policy.begin(first, live, gamma_max)
         seen = _Unseen(jnp.int32(0), jnp.ones(keys.shape, bool))
         state, _ = policy.keep_drafting(state, cast(Observation, seen))
         return policy.update(state, _Counted(*idle(gamma_max, len(keys))))
@@ -108,9 +109,9 @@ def walk(
         live = length < emitted
         rejected = jnp.take_along_axis(rejections, length[:, None], axis=1)[:, 0]
         here = Along(rollouts, length, rejected)
-        state, allowed = policy.begin(state, gamma_max)
-        state, _, drafted, each = here.draft(policy, state, here.room(live, allowed))
-        called, proposed, drafting = each
+        state, allowed = policy.begin(state, live, gamma_max)
+        state, drafts, each = here.draft(policy, state, here.room(live, allowed))
+        drafted, (called, proposed, drafting) = drafts.length, each
         round_ = here.conclude(live, drafted)
         found = Replayed(
             _count(live, found.drafted, drafted),

@@ -42,7 +42,7 @@ class Varying(Policy):
     def init(self, keys, gamma_max):
         return jnp.full(keys.shape, gamma_max, jnp.int32)
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, (state * 7) % 4
 
     def update(self, state, round_):

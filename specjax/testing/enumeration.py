@@ -190,7 +190,7 @@ def _outcomes(vocab_size, drawn, ends):
 def _chance(round_, drawn_from):
     """The probability of each row's outcome.
 
-    Tokens past the end of a draft are arbitrary, and count as drawn uniformly. Tokens that a budget
+    Tokens past the end of a draft are arbitrary, and count as drawn uniformly. Tokens that a policy
     left out were drawn, and decisions may depend on them.
     """
     ending, drafts = round_.accepted, round_.drafts
@@ -227,7 +227,7 @@ def _merge(pool, weights, rng):
     if not len(weights):
         return pool, weights
     known = np.arange(pool.tokens.shape[1])[None, :] < pool.length[:, None]
-    learned = jax.tree.leaves((pool.policy, pool.budget))
+    learned = jax.tree.leaves(pool.policy)
     policy = [leaf.reshape(len(weights), -1) for leaf in learned]
     columns = [np.where(known, pool.tokens, -1), *_history(pool.drafter), *policy]
     table = np.concatenate([column.astype(np.float64) for column in columns], axis=1)
@@ -320,7 +320,7 @@ def _merge_batches(pool, weights, rng):
     known = slots[None, None, :] < pool.length[:, :, None]
     leaves = [
         np.where(known, pool.tokens, -1),
-        *jax.tree.leaves((pool.policy, pool.budget, pool.drafter.end)),
+        *jax.tree.leaves((pool.policy, pool.drafter.end)),
     ]
     columns = [leaf.reshape(len(weights), -1).astype(np.float64) for leaf in leaves]
     order = rng.permutation(len(weights))

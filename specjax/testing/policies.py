@@ -13,7 +13,7 @@ from specjax import loop, speculative
 from specjax.contracts import check_part
 from specjax.dice import dice_for
 from specjax.drafters.base import ModelDrafter
-from specjax.policies.base import Policy
+from specjax.policies.base import Policy, by_slot
 from specjax.rules import Block, Token
 from specjax.sampling import Sampling
 from specjax.testing.common import (
@@ -38,7 +38,8 @@ NEIGHBOURS = "depends on other rows of the batch: declare `reads_batch = True`, 
 def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> Lengths:
     """Check a policy's decisions in the loop, and that outputs keep the target's distribution.
 
-    Prints and returns how many tokens it drafted: a policy that passes may still draft too few.
+    Prints and returns how many drafted tokens were verified: a policy that passes may still draft
+    too few.
 
     - The state has a row for each row of the batch, and keeps its shapes and dtypes.
     - Decisions have the shapes and dtypes of docs/policies.md.
@@ -46,7 +47,8 @@ def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> Le
     - Decisions do not depend on the entries of a draft past its end.
     - Rows do not depend on each other, unless the policy declares `reads_batch`.
     - Every outcome of every round gives the target's distribution: greedily and under the block
-      rule, or for two rows together if the policy reads its batch.
+      rule; or for two rows together if the policy reads its batch, in passes of all sizes if it
+      decides slot by slot.
 
     Args:
       policy: a policy whose settings, such as costs, fit `gamma_max`. The draft has 3 ids and
@@ -70,11 +72,13 @@ def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> Le
     check_returns(method(1.0), _inputs(5))
     lengths = _check_decisions(name, method(1.0))
     if policy.reads_batch:  # in `check_output` it would read other states
-        check_joint(f"{name}, two rows together", pair_of(policy, gamma_max, seed), PAIR, LIMITS)
+        sizes = range(len(LIMITS), len(LIMITS) * (gamma_max + 1)) if by_slot(policy) else ()
+        pair = pair_of(policy, gamma_max, seed, passes=tuple(sizes))
+        check_joint(f"{name}, two rows together", pair, PAIR, LIMITS)
     else:
         check_output(f"{name} at temperature 0", method(0.0))
         check_output(f"{name} at temperature 0.7 under the block rule", method(0.7, Block()))
-    return report(f"{name} drafts", lengths, gamma_max)
+    return report(f"{name} {'verifies' if by_slot(policy) else 'drafts'}", lengths, gamma_max)
 
 
 PAIR, LIMITS = inputs_of([[1, 0], [0, 1, 1]]), (3, 3)  # two rows that are enumerated together
@@ -119,11 +123,6 @@ def _check_decisions(name: str, method) -> np.ndarray:
     return lengths
 
 
-def lengths_of(method, rows: int) -> np.ndarray:
-    """Tokens verified in each of 20 rounds, −1 after a row's end."""
-    return _lengths(method, _inputs(rows), keys_of(rows), jnp.int32(0))[0]
-
-
 def _require_same(name: str, lengths: np.ndarray, others: np.ndarray, why: str) -> None:
     apart = lengths != others
     if apart.any():
@@ -135,7 +134,7 @@ def _require_same(name: str, lengths: np.ndarray, others: np.ndarray, why: str) 
 
 
 def _lengths(method, inputs: Inputs, keys: Array, filler: Array) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens drafted in each round, (ROUNDS, B), −1 after a row's end, and tokens allowed.
+    """Tokens verified in each round, (ROUNDS, B), −1 after a row's end, and tokens allowed.
 
     Args:
       filler: () int32, the token past the end of each draft.
@@ -151,7 +150,7 @@ def _decoded(method, inputs, keys, filler):
     slot = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
 
     def round_(state, _):
-        allowed = jnp.asarray(method.policy.begin(state.policy, method.gamma_max)[1])
+        allowed = jnp.asarray(method.policy.begin(state.policy, ~state.done, method.gamma_max)[1])
         drafts, after = speculative.draft(method, contexts.drafter, state, dice)
         past = slot >= drafts.length[:, None]
         low = jnp.where(filler > 0, -3.0, 0.0)

@@ -11,7 +11,7 @@ distribution is the target's.
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -47,11 +47,10 @@ class TreeSpeculative:
     sampling: Sampling
     eos_ids: Int[Array, " N"]
     shape: FixedTree | BestFirst = dataclasses.field(metadata={"static": True})
-    # Token counts < `slots` of narrower verify passes, used if no row's tree is larger.
-    widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+    # Numbers of positions of the batch, of narrower verify passes: see `passes.narrowed`.
+    passes: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     branches = True
-    budget: ClassVar[None] = None  # verify budgets are for chains
 
     def __post_init__(self):
         resolve_rule(self)
@@ -83,9 +82,9 @@ class TreeSpeculative:
         """The rule for trees that corresponds to `rule`."""
         return of_chain(self.rule, chosen=self.chosen)
 
-    def start(self, inputs, keys, budget, buffer_len):
+    def start(self, inputs, keys, max_new, buffer_len):
         method: Any = self  # it has all that a `Speculative` needs to start
-        return start(method, inputs, keys, budget, buffer_len)
+        return start(method, inputs, keys, max_new, buffer_len)
 
     def step(self, context, state, dice=None):
         return step(self, context, state, dice)
@@ -105,7 +104,7 @@ def step(
 def draft(
     method: TreeSpeculative, context: Context, state: State, dice: Dice
 ) -> tuple[drafting.Drafted, State]:
-    """Draft a tree for each row, as far as its policy and its budget allow."""
+    """Draft a tree for each row, as far as its policy allows."""
     policy, allowed = begin(method, state)
     drafted = grow(method)(method, context, state, allowed, dice)
     return drafted, state.replace(policy=policy, draft_finite=state.draft_finite & drafted.finite)
@@ -234,7 +233,7 @@ def begin(method: TreeSpeculative, state: State) -> tuple[Any, drafting.Allowed]
 
     A row with r tokens left drafts no deeper than r − 1, because the target adds one token.
     """
-    policy, depth = method.policy.begin(state.policy, method.gamma_max)
+    policy, depth = method.policy.begin(state.policy, ~state.done, method.gamma_max)
     nodes = method.policy.nodes(policy, method.shape.nodes)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
     room = jnp.where(state.done, 0, room)

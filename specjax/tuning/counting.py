@@ -49,8 +49,8 @@ class Always(Policy):
         rounds = jnp.zeros((*keys.shape, gamma_max + 1), jnp.int32)
         return Counts(rounds, none, none, self.policy.init(keys, gamma_max))
 
-    def begin(self, state, gamma_max):
-        own, decided = self.policy.begin(state.policy, gamma_max)
+    def begin(self, state, live, gamma_max):
+        own, decided = self.policy.begin(state.policy, live, gamma_max)
         return state._replace(policy=own), self._or(decided, self.length)
 
     def keep_drafting(self, state, seen):

@@ -46,6 +46,7 @@ from specjax.loop import Method, decode
 from specjax.measure import doubts, timing
 from specjax.measure.timing import PLAIN
 from specjax.models.checkpoint import Checkpoint
+from specjax.passes import widths as widths_of
 from specjax.policies import Costs, parse_with_costs, with_any_costs
 from specjax.policies.base import counts_nodes
 from specjax.speculative import Speculative
@@ -122,7 +123,7 @@ def measure(
     made: dict[str, Method] = {PLAIN: plain} if plain else {}
     loop_of: dict[str, str] = {}
     for name, loop in loops.items():
-        policy, usual = loop.policy, lengths_of(passes(loop))
+        policy, usual = loop.policy, lengths_of(passes(loop, batch_size))
         if name in passes_of:
             policy, usual = Undecided() if policy.fixed else policy, [1, loop.gamma_max]
         for length in [loop.gamma_max] if policy.fixed else usual:
@@ -179,7 +180,9 @@ def measure(
         done = counting.note(decode(made[middle], *begin(batch=batch)))
         counted.append(done.tokens[:, : len(batch)])
     shares = acceptance(*np.hstack(counted))
-    widths = {name: passes(loop) for name, loop in loops.items() if name not in passes_of}
+    widths = {
+        name: passes(loop, batch_size) for name, loop in loops.items() if name not in passes_of
+    }
     waits = devices.is_accelerator(target.model)
     steady = {name for name in widths if waits and loops[name].policy.fixed}
     return fit(widths, calls, *shares, passes_of=passes_of, steady=steady)
@@ -236,10 +239,9 @@ def _work(loop: str | None, rounds: Sequence[int], refusing: int = 0) -> Work:
     return {CALL: 1, **refused, **{(loop, k): count for k, count in enumerate(rounds) if count}}
 
 
-def passes(loop: Speculative) -> tuple[int, ...]:
-    """Widths of the verify passes that a loop chooses from, ascending."""
-    full = loop.gamma_max + 1
-    return (*sorted({width for width in loop.widths if width < full}), full)
+def passes(loop: Speculative, batch_size: int = 1) -> tuple[int, ...]:
+    """Widths of the verify passes that a loop of so many rows chooses from, ascending."""
+    return tuple(widths_of(loop, bucket(batch_size)))
 
 
 def lengths_of(widths: Sequence[int]) -> list[int]:
@@ -372,7 +374,7 @@ def pruned(widths: Sequence[int], table: Costs) -> tuple[int, ...]:
     """Select the passes of a loop that its costs hold for: those that no wider pass undercuts.
 
     Args:
-      widths: of the timed loop, as in `Speculative`.
+      widths: positions of each row, of the timed loop.
     """
     verify = np.asarray(table.verify)
     return tuple(w for w in widths if w > table.gamma_max or w == 1 or verify[w - 1] < verify[w])
@@ -552,8 +554,7 @@ def _in_time(
     first_pass(LOOPS, 2 * calls * longest)
     if pace.is_short():
         gamma = min(method.gamma_max, SHORT_GAMMA)
-        widths = tuple(width for width in method.widths if width <= gamma)
-        method = dataclasses.replace(method, gamma_max=gamma, widths=widths)
+        method = dataclasses.replace(method, gamma_max=gamma)
     counts = reduced(
         {"tokens": longest},
         {"tokens": MIN_TOKENS},
@@ -582,15 +583,17 @@ def _by_nodes(policy: str) -> bool:
 
 
 def with_costs(
-    method: Speculative | TreeSpeculative, policy: str, table: Costs
+    method: Speculative | TreeSpeculative, policy: str, table: Costs, batch_size: int = 1
 ) -> Speculative | TreeSpeculative:
     """Build the loop with a policy by name, its costs, and the drafts and passes they hold for."""
     made = parse_with_costs(policy, table)
     if not method.branches:
         gamma = min(method.gamma_max, table.gamma_max)
-        widths = tuple(width for width in method.widths if width <= gamma)
-        passes_kept = pruned(widths, table)
-        method = dataclasses.replace(method, gamma_max=gamma, widths=passes_kept)  # type: ignore[arg-type]
+        rows = bucket(batch_size)
+        widths = {size: -(-size // rows) for size in method.passes}
+        kept = pruned([width for width in widths.values() if width <= gamma], table)
+        sizes = tuple(size for size, width in widths.items() if width in kept)
+        method = dataclasses.replace(method, gamma_max=gamma, passes=sizes)  # type: ignore[arg-type]
     return decoding.with_policy(method, made)
 
 
@@ -643,7 +646,7 @@ def by_formula(
 
     Args:
       verify: cost of the verify pass, by the 0 … γ_max drafted tokens that it has room for.
-      widths: passes that policies may choose; see `Speculative`.
+      widths: positions of each row of the passes that policies may choose.
     """
     gamma_max = len(verify) - 1
     room = [

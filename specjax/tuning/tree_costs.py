@@ -10,6 +10,7 @@ import numpy as np
 
 from specjax import policies
 from specjax.measure import doubts, phases
+from specjax.passes import widths
 from specjax.policies import Costs
 from specjax.policies.nodes import cut
 from specjax.speculative import Contexts
@@ -38,7 +39,7 @@ def measure(
     whole = method.shape.depth, method.shape.nodes
     if by_nodes:
         asked = {method.shape.nodes: whole}
-        ends = [0, *(width - 1 for width in method.widths if width < method.slots)]
+        ends = [0, *(width - 1 for width in widths(method, len(state.done))[:-1])]
         if isinstance(method.shape, FixedTree):
             deepest = np.maximum.accumulate(method.shape.depths)
             ends += np.flatnonzero(np.diff(deepest)).tolist()  # one node more is a level more

@@ -16,9 +16,11 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import decoding, devices
+from specjax.batching import bucket
 from specjax.loop import Method
 from specjax.measure import timing
 from specjax.models.checkpoint import Checkpoint
+from specjax.passes import widths
 from specjax.policies import Costs, constant
 from specjax.policies.estimating import Estimating
 from specjax.speculative import Speculative
@@ -126,7 +128,7 @@ def faster(
     }  # fmt: skip
     if cost is None and len(texts) and devices.is_accelerator(target.model):
         cost = timed_alone(method, target, texts[: max(fitting.TIMED_TEXTS, batch_size)], **run)
-    cost = cost or own_costs(policy.costs, method.widths)  # type: ignore[attr-defined]
+    cost = cost or own_costs(policy.costs, widths(method, bucket(batch_size)))
     rows = batch_size if policy.reads_batch else 1
     promised = policy.promised_alone(cost, rows)
     first, *others = promised
@@ -170,7 +172,7 @@ def per_token(found: timing.Comparison, name: str) -> float:
 
 def of_length(method: Any, length: int) -> Speculative:
     """Build a loop that drafts this length in every round, with a single verify pass."""
-    return dataclasses.replace(method, policy=constant(length), gamma_max=length, widths=())
+    return dataclasses.replace(method, policy=constant(length), gamma_max=length, passes=())
 
 
 def timed_alone(

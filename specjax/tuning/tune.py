@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import decoding, devices, drafters, trees
+from specjax.batching import bucket
 from specjax.defaults import BATCH_SIZE, LONGEST, MINUTES, NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.measure import doubts, timing
@@ -16,6 +17,7 @@ from specjax.policies import check
 from specjax.sampling import Sampling, as_sampling, key_for
 from specjax.settings import Settings
 from specjax.support.ranges import has, whole
+from specjax.support.renamed import refuses
 from specjax.tuning import fitting, trials
 from specjax.tuning.pace import Pace, reduced
 from specjax.tuning.recommendation import EQUAL_WITHIN
@@ -24,6 +26,7 @@ from specjax.types import Text
 MAX_LOOPS = 4  # of a trial: with the policy, without a draft, and with two fixed lengths
 
 
+@refuses
 def tune(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str,
@@ -33,7 +36,7 @@ def tune(
     policy: str | None = None,
     tree: trees.Shape | str | None = None,
     rule: str = "",
-    widths: Sequence[int] | None = None,
+    passes: Sequence[int] | None = None,
     sampling: Sampling | None = None,
     max_new_tokens: int = NEW_TOKENS,
     key: Key[Array, ""] | int | None = None,
@@ -56,8 +59,8 @@ def tune(
       gamma: the longest draft that is tried.
       policy: name of a draft-length policy, with any settings that it needs; default "lookahead",
         and "goodput" for trees. "lookahead" and "together" are compared with drafts of one length.
-      widths: verify passes of fewer positions; those that do not pay are left out. Default: 1, 2, 4
-        and so on for chains on a CPU, and none elsewhere.
+      passes: smaller verify passes, as in `generate`; those that do not pay are left out. Default:
+        1, 2, 4 and so on positions of each row for chains on a CPU, and none elsewhere.
       sampling: default `Greedy()`.
       key: as in `generate`. A run may have the same key: it draws independently.
       minutes: time for all of it; 0: no limit. Where it is short, shorter drafts and fewer texts,
@@ -83,16 +86,17 @@ def tune(
     branches = not isinstance(shape, trees.Chain)
     policy = policy or ("goodput" if branches else "lookahead")
     check(policy)
-    if widths is None:
+    if passes is None:
         on_cpu = not devices.is_accelerator(target.model)
-        widths = [] if branches or not on_cpu else _doubling(gamma)
+        rows = bucket(min(batch_size, max(1, len(texts))))
+        passes = [] if branches or not on_cpu else [rows * width for width in _doubling(gamma)]
     method: Any = decoding.build(
         target,
         draft,
         gamma=gamma,
         sampling=chosen,
         rule=rule or None,
-        widths=widths,
+        passes=passes,
         tree=shape,
         check_tokens=check_tokens,
     )
@@ -105,7 +109,7 @@ def tune(
         "say": say,
     }
     costs = fitting.costs_for(policy, method, target, texts, pace=pace, **run)
-    tuned: Any = fitting.with_costs(method, policy, costs)
+    tuned: Any = fitting.with_costs(method, policy, costs, run["batch_size"])
     timed: list[timing.Comparison] = []
     tokens = 2 * MAX_LOOPS * max_new_tokens  # of one text, in both repeats of the loops of a trial
     count = reduced(
@@ -125,7 +129,7 @@ def tune(
     )
     if fastest is not tuned:
         return found
-    own: dict[str, Any] = {"costs": costs, "tree": trees.text_of(shape), "widths": tuned.widths}
+    own: dict[str, Any] = {"costs": costs, "tree": trees.text_of(shape), "passes": tuned.passes}
     return dataclasses.replace(found, policy=policy, **own)
 
 

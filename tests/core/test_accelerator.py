@@ -267,7 +267,7 @@ def test_no_cache_is_copied_on_a_gpu(rows, cache):
     options: dict[str, Any] = {"gamma": 3, "sampling": Sampling(1.0), "policy": "svip"}
     for method in (
         decoding.build(both, None, gamma=3, sampling=Sampling(1.0)),
-        decoding.build(both, both, widths=(1, 2), **options),
+        decoding.build(both, both, passes=(rows, 2 * rows), **options),
     ):
         text = compiled_for_h100(method, both, 32, max_new_tokens=75, rows=rows)
         # A cache, of 5 heads of 16 and three digits of slots, comes out of updates alone: a copy

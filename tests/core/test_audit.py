@@ -15,14 +15,15 @@ import pytest
 import command_line
 from command_line import ROOT
 from examples import algorithm1 as example
-from specjax import budgets, rules
+from specjax import policies, rules
 from specjax.audit import CASES, KINDS, Random, audit, auditing, findings, randomness
 from specjax.audit.cases import algorithm1
 from specjax.audit.findings import margin
 from specjax.audit.randomness import Refused, outcomes
-from specjax.budgets import base
 from specjax.cli.audit import of_cases, table
 from specjax.policies.base import Observation
+from specjax.policies.slots import allocate, rated
+from specjax.rounds import Drafts
 
 FIGURES = {
     "argmax_draft": 0.580000000,
@@ -511,35 +512,37 @@ def test_a_rule_with_noise_is_sent_elsewhere():
         audit(rules.Gumbel())
 
 
-# --- Budgets --------------------------------------------------------------------------------------
+# --- Slots --------------------------------------------------------------------------------------
 
-BUDGETS = {
-    "fixed": budgets.fixed(2),
-    "early_stop": budgets.early_stop(
-        budgets.PassTimes([2, 3, 4, 6, 12], [1.0, 1.1, 1.9, 2.0, 4.0], draft=0.05)
+BY_SLOT = {
+    "fixed": policies.fixed(2),
+    "early_stop": policies.early_stop(
+        policies.PassTimes([2, 3, 4, 6, 12], [1.0, 1.1, 1.9, 2.0, 4.0], draft=0.05)
     ),
-    "threshold": budgets.threshold(0.4),
+    "threshold": policies.threshold(0.4),
 }
 
 
 @jax.jit
-def lengths_by(budget, probs, live, gamma):
-    """How many of `gamma` tokens of each row a budget keeps, by the functions that the loop calls.
+def lengths_by(policy, probs, live, gamma):
+    """How many of `gamma` tokens of each row a policy keeps, by the functions that the loop calls.
 
     `probs` (B, γ_max, V) are the draft's distributions; `live` (B,) marks the rows in use.
     """
     rows, most, _ = probs.shape
-    state = budget.init(jax.random.split(jax.random.key(0), rows), most)
-    worth, chances = base.begin(budget, state, live, most)
+    state = policy.init(jax.random.split(jax.random.key(0), rows), most)
+    begun, worth = policy.begin(state, live, most)
+    state, drafts = begun, Drafts.empty(jnp.full(rows, worth), most, probs[:, 0], by_slot=True)
     for slot, logs in enumerate(jnp.moveaxis(jnp.log(probs), 1, 0)):
         seen = Observation(jnp.int32(slot), live, logs, logs, logs)
-        chances = base.before_the_draw(budget, chances, seen)
-    length = jnp.full(rows, jnp.minimum(worth, gamma))
-    return base.hand_out(budget, chances, length, live, jnp.int32([2, 3, 4, 6, 12]))
+        state, _ = policy.keep_drafting(state, seen)
+        drafts = rated(policy, state, drafts, seen.slot)
+    drafts = drafts._replace(length=jnp.minimum(drafts.allowed, gamma))
+    return allocate(policy, begun, drafts, live, jnp.int32([2, 3, 4, 6, 12])).length
 
 
-def keeps_by(budget, *, own: bool):
-    """A length rule by a budget; with `own` its chances read the drafted token itself."""
+def keeps_by(policy, *, own: bool):
+    """A length rule by a policy; with `own` its chances read the drafted token itself."""
 
     known = {}  # most runs differ in what follows the lengths
 
@@ -552,19 +555,19 @@ def keeps_by(budget, *, own: bool):
         key = probs.tobytes(), rows, gamma
         if key not in known:
             live = np.arange(3) < rows
-            known[key] = np.asarray(lengths_by(budget, probs, live, np.int32(gamma)))
+            known[key] = np.asarray(lengths_by(policy, probs, live, np.int32(gamma)))
         return known[key][:rows]
 
     return lengths
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", BY_SLOT)
 def test_budgets(name):
     """Handed out as in the loop: exact, and biased once a chance reads its own token."""
 
-    found = audit(keeps_by(BUDGETS[name], own=False), "lengths")
+    found = audit(keeps_by(BY_SLOT[name], own=False), "lengths")
     assert (found.fault, found.total_variation < 1e-12) == ("", True)
-    assert audit(keeps_by(BUDGETS[name], own=True), "lengths").total_variation > 0.05
+    assert audit(keeps_by(BY_SLOT[name], own=True), "lengths").total_variation > 0.05
 
 
 # --- The command ----------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import test_loops
-from specjax import budgets, loop
-from specjax.policies import constant
+from specjax import loop, policies
+from specjax.policies import by_batch_size, constant
 from specjax.replay.batches import Oracle, serve
 from specjax.sampling import Sampling
 from table_models import inputs_of
@@ -18,7 +18,7 @@ from test_replay import BUDGET, GAMMA_MAX, PROMPTS, method_of, recorded
 ROWS = len(PROMPTS)
 WHOLE = ROWS * (GAMMA_MAX + 1)
 SIZES = (ROWS, 9, 12, 18)
-TIMES = budgets.PassTimes([*SIZES, WHOLE], [1.0, 1.1, 1.3, 1.9, 2.6], draft=0.1, rest=0.05)
+TIMES = policies.PassTimes([*SIZES, WHOLE], [1.0, 1.1, 1.3, 1.9, 2.6], draft=0.1, rest=0.05)
 KEYS = test_loops.keys_of(ROWS)
 
 
@@ -28,23 +28,23 @@ def known():
     return method, recorded(method, inputs_of(PROMPTS), hidden=False)
 
 
-def real(method, budget, sizes=SIZES):
+def real(method, policy):
     """Statistics and rounds of the jitted loop."""
-    method = dataclasses.replace(method, budget=budget, sizes=sizes)
+    method = dataclasses.replace(method, policy=policy, passes=SIZES)
     begun = test_loops.begin(method, inputs_of(PROMPTS), BUDGET, KEYS)
     return loop.decode(method, *begun)
 
 
 @pytest.mark.parametrize(
-    "budget",
-    [budgets.fixed(5), budgets.threshold(0.4), budgets.static(2), budgets.early_stop(TIMES),
-     budgets.by_batch_size({1: 3, 4: 1})],
-    ids=lambda budget: type(budget).__name__,
+    "policy",
+    [policies.fixed(5), policies.threshold(0.4), policies.early_stop(TIMES),
+     by_batch_size({1: 3, 4: 1})],
+    ids=lambda policy: type(policy).__name__,
 )  # fmt: skip
-def test_at_temperature_0_replay_is_the_real_batch(known, budget):
+def test_at_temperature_0_replay_is_the_real_batch(known, policy):
     method, trace = known
-    state = real(method, budget)
-    found = serve(constant(GAMMA_MAX), budget, trace, TIMES, KEYS, rows=ROWS)
+    state = real(method, policy)
+    found = serve(policy, trace, TIMES, KEYS, rows=ROWS)
     stats = jax.tree.map(np.sum, state.stats)
     assert int(found.tokens) == stats.emitted == int(jnp.sum(trace.emitted))
     assert int(found.rounds) == int(jnp.max(state.rounds))
@@ -56,7 +56,7 @@ def test_at_temperature_0_replay_is_the_real_batch(known, budget):
 def test_time_by_hand(known):
     """Without drafts a round takes the pass of its live rows: of the smallest size here."""
     _, trace = known
-    found = serve(constant(GAMMA_MAX), budgets.static(0), trace, TIMES, KEYS, rows=ROWS)
+    found = serve(by_batch_size({1: 0}), trace, TIMES, KEYS, rows=ROWS)
     rounds = int(jnp.max(trace.emitted))
     assert int(found.rounds) == rounds
     assert int(found.calls) == int(found.drafted) == 0
@@ -68,9 +68,9 @@ def test_waiting_outputs_take_the_places_of_those_that_ended(known):
     """One row decodes all outputs one after the other; two rows as many tokens in fewer rounds."""
     _, trace = known
     emitted = np.asarray(trace.emitted)
-    one = serve(constant(GAMMA_MAX), budgets.static(0), trace, TIMES, KEYS, rows=1)
+    one = serve(by_batch_size({1: 0}), trace, TIMES, KEYS, rows=1)
     assert int(one.rounds) == int(one.tokens) == emitted.sum()
-    two = serve(constant(GAMMA_MAX), budgets.static(0), trace, TIMES, KEYS, rows=2)
+    two = serve(by_batch_size({1: 0}), trace, TIMES, KEYS, rows=2)
     free, rounds = [0, 0], 0
     for count in emitted:  # the next output goes to the row that is free first
         row = int(np.argmin(free))
@@ -83,8 +83,8 @@ def test_waiting_outputs_take_the_places_of_those_that_ended(known):
 def test_the_oracle_verifies_what_is_accepted_alone(known):
     _, trace = known
     run = {"rows": ROWS}
-    found = serve(constant(GAMMA_MAX), Oracle(TIMES), trace, TIMES, KEYS, **run)
-    plain = serve(constant(GAMMA_MAX), budgets.static(0), trace, TIMES, KEYS, **run)
+    found = serve(Oracle(TIMES), trace, TIMES, KEYS, **run)
+    plain = serve(by_batch_size({1: 0}), trace, TIMES, KEYS, **run)
     assert int(found.drafted) == int(found.accepted) > 0
     assert int(found.tokens) == int(plain.tokens)
     assert float(found.rate) > float(plain.rate)

@@ -33,7 +33,7 @@ from specjax.testing.enumeration import output_distribution
 from table_models import MarkovModel, hopeless, inputs_of, random_table
 from test_policies import keys_of, stats_of
 from tiny_models import slow
-from toy_policies import Gossip, OneOf, library
+from toy_policies import LIVE, Gossip, OneOf, library
 
 pytestmark = pytest.mark.sweep
 
@@ -77,7 +77,9 @@ def test_a_row_begins_where_the_last_one_ended(policy):
         assert resumed.salt.tolist() == fresh.salt.tolist() != past.salt.tolist()
         begun, ended, before = (policy.probs(state).tolist() for state in (resumed, past, fresh))
     else:
-        begun, ended, before = (np.ravel(policy.begin(s, 3)[1])[0] for s in (resumed, past, fresh))
+        begun, ended, before = (
+            np.ravel(policy.begin(s, LIVE, 3)[1])[0] for s in (resumed, past, fresh)
+        )
     assert begun == ended != before
 
 
@@ -94,8 +96,8 @@ class Resumed(Policy):
     def init(self, keys, gamma_max):
         return self.inner.resume(self.inner.init(keys, gamma_max), self.past, jnp.ones((1,), bool))
 
-    def begin(self, state, gamma_max):
-        return self.inner.begin(state, gamma_max)
+    def begin(self, state, live, gamma_max):
+        return self.inner.begin(state, live, gamma_max)
 
     def keep_drafting(self, state, seen):
         return self.inner.keep_drafting(state, seen)

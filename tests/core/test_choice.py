@@ -87,14 +87,14 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     table = Costs(0.1, [1.0, 1.0, 1.0, 9.0], alpha=0.6, token=1.0)
-    method = method_of(pair, parse("lookahead", costs=table), widths=(3,))
+    method = method_of(pair, parse("lookahead", costs=table), passes=(3,))
     texts = decoding.tokenize(pair.target, TEXTS[:4])
     options = {"max_new_tokens": 8, "key": KEY, "batch_size": batch_size}
     found = trials.faster(method, pair.target, texts, **options)
     ((decides, plain, other),) = (both.values() for both in raced)
     assert decides is method
     assert isinstance(plain, Autoregressive)
-    assert (other.gamma_max, other.widths, type(other.policy)) == (2, (), Constant)
+    assert (other.gamma_max, other.passes, type(other.policy)) == (2, (), Constant)
     assert found is (other if fixed < 1.02 else method)
     found = trials.faster(method, pair.target, texts, cost={1: 1.0, 3: 1.0}, **options)
     other = raced[1]["γ=3"]
@@ -270,7 +270,7 @@ def test_costs_alone_where_there_are_few_texts(pair, monkeypatch, passes, own, f
         found = trials.fastest(method, pair.target, texts, max_new_tokens=8, key=KEY)
         kind = "decides" if found is method else "fixed" if found.policy else "plain"
         assert kind == way
-        assert way != "fixed" or (found.gamma_max, found.widths) == (1, ())
+        assert way != "fixed" or (found.gamma_max, found.passes) == (1, ())
     trials.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=0, key=KEY)  # no trial
 
 
@@ -294,7 +294,7 @@ def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
                 trials.fastest(method, pair.target, texts, max_new_tokens=40, key=KEY)
     assert given == [trials.own_costs(method.policy.costs, ())] * 3 + [{1: 2.0, 2: 3.5, 3: 5.0}]
     ((loops, texts, longest),) = timed
-    assert [(by.policy.gamma, by.gamma_max, by.widths) for by in loops.values()] == [
+    assert [(by.policy.gamma, by.gamma_max, by.passes) for by in loops.values()] == [
         (1, 1, ()), (3, 3, ())
     ]  # fmt: skip
     assert (len(texts), longest) == (4, 32)

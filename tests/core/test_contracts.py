@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specjax import budgets, decoding, generate, loop, rules
+from specjax import decoding, generate, loop, rules
 from specjax.checkpoints.own import wrap
 from specjax.decoding import starting
 from specjax.drafters.base import Drafter
 from specjax.drafters.ngram import PromptLookup
-from specjax.policies import Policy
+from specjax.policies import Policy, by_batch_size
 from specjax.policies.tapout import tapout
 from specjax.pytrees import pytree
 from specjax.sampling import Filter, Sampling
@@ -43,7 +43,6 @@ class Repeats(Drafter):
 
 BASES = {
     "policy": Policy,
-    "budget": budgets.Budget,
     "rule": rules.Token,
     "draft": Repeats,
     "filters": Filter,
@@ -70,17 +69,16 @@ def like(change, base, name):
 
 RETURNED = [  # the argument, the faulty function, and what the message says beside its name
     ("policy", {"init": lambda s, k, g: jnp.int32(0)}, r"int32\[\] where a state whose .* 2 rows"),
-    ("policy", {"begin": lambda s, state, g: jnp.int32(1)}, r"int32\[\] where \(the given state, "),
-    ("policy", {"begin": lambda s, state, g: (state, 2.5)}, r"float32\[\]\) where .*integers\[2\]"),
+    ("policy", {"begin": lambda s, state, live, g: jnp.int32(1)}, r"int32\[\] where \(the gi"),
+    ("policy", {"begin": lambda s, state, live, g: (state, 2.5)}, r"float32\[\]\) .*integers\[2"),
     ("policy", {"go_on": lambda s, state, d, p: None}, r"None where .*, bool\[2\] or bool\[\]\)"),
     ("policy", {"go_on": lambda s, state, d, p: (state, p)}, r"float32\[2\]\) where .* bool\[2\]"),
     ("policy", {"keep_drafting": lambda s, state, seen: (0, True)}, r"\(int32\[\], bool\[\]\) wh"),
     ("policy", {"update": lambda s, state, r: jnp.zeros(2)}, r"float32\[2\] where the given state"),
     ("policy", {"go_on": lambda s, state, d: (state, d)}, r"is called with \(state, drafting, log"),
-    ("budget", {"begin": lambda s, state, live, g: (state, live)}, r"bool\[2\]\) where"),
-    ("budget", {"chance": lambda s, state, seen: seen.slot}, r"int32\[\] where \(the given"),
-    ("budget", {"drawn": lambda s, state, p: p}, r"float32\[2\] where the given state is due"),
-    ("budget", {"takes": lambda s, state, slot: slot.chance}, r"float32\[\] where bool\[\] is due"),
+    ("policy", {"begin": lambda s, state, live, g: (state, live)}, r"bool\[2\]\) where"),
+    ("policy", {"begin": lambda s, state, g: (state, g)}, r"is called with \(state, live, g"),
+    ("policy", {"verifies": lambda s, state, slot: slot.chance}, r"float32\[\] where bool\[\] is"),
     ("rule", {"stop": lambda s, *_: None}, r"None where float32\[2, 3\] is due"),
     ("rule", {"stop": like(lambda x: x[:, 1:], rules.Token, "stop")}, r"\[2, 2\] where .*\[2, 3\]"),
     ("rule", {"stop": like(lambda x: x.astype(jnp.float16), rules.Token, "stop")}, "float16"),
@@ -116,7 +114,7 @@ class Uncalled:
         (faulty("policy", begin=lambda *_: 0, update=ABSENT), r"must be a draft-length policy"),
         ({"policy": pytree(type("Mine", (), {"begin": 0, "update": 0}))()}, "Mine lacks init, nod"),
         ({"rule": pytree(type("Mine", (), {"stop": 0, "next_probs": 0}))()}, "Mine lacks target_d"),
-        ({"budget": pytree(type("Mine", (), {"begin": 0, "takes": 0}))()}, "Mine lacks init, cha"),
+        ({"budget": "fixed(8)"}, r"generate has no argument budget: .* give policy="),
         (faulty("rule", under=lambda s, sampling: None), "rule=None must be an acceptance rule"),
         (
             faulty("rule", given_noise=lambda s, p, k, at: p[:, :3]) | {"draft": None},
@@ -136,7 +134,7 @@ class Uncalled:
         (faulty("filters", __call__=lambda s, x: None), r"filter Mine returned None"),
         ({"draft": "lookup(max_ngram=17)"}, r"max_ngram=17 must be a whole number in \[1, 16\]"),
         ({"draft": "lookup(matches=17)"}, r"matches=17 must be a whole number in \[1, 16\]"),
-        ({"budget": "by_batch_size({1: 2, 65537: 3})"}, r"rows=65537 must be .* \[1, 65536\]"),
+        ({"policy": "by_batch_size({1: 2, 65537: 3})"}, r"rows=65537 must be .* \[1, 65536\]"),
     ],
 )  # fmt: skip
 def test_what_is_no_part(options, message):
@@ -145,7 +143,7 @@ def test_what_is_no_part(options, message):
 
 
 def test_bounds_are_taken():
-    assert budgets.by_batch_size({1: 2, 65536: 3}).lengths[-2:].tolist() == [2, 3]
+    assert by_batch_size({1: 2, 65536: 3}).lengths[-2:].tolist() == [2, 3]
     assert PromptLookup(5, max_ngram=16, matches=16).max_ngram == 16
 
 

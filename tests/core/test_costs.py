@@ -434,7 +434,7 @@ def test_what_is_timed(pair, monkeypatch):
         fitting, "Always", lambda *a, **refuses: deciding.append(a) or always(*a, **refuses)
     )
     texts = decoding.tokenize(pair.target, TEXTS[:3])
-    shared = build(pair, pair.draft, 3, widths=(1,), policy=Undecided())
+    shared = build(pair, pair.draft, 3, passes=(1,), policy=Undecided())
     loops = {"policies": shared, "γ=2": build(pair, pair.draft, 2)}
     loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.parse("svip"))
     fitting.measure(

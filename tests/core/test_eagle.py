@@ -120,22 +120,22 @@ def disagreement(target, drafter, policy=None, method=None) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "version", "widths"),
+    ("kind", "version", "passes"),
     [
-        ("t5", 1, (1, 2)),
+        ("t5", 1, (3, 6)),
         pytest.param("t5", 3, (), marks=SLOW),
-        pytest.param("gpt", 3, (1, 2), marks=SLOW),
+        pytest.param("gpt", 3, (3, 6), marks=SLOW),
         pytest.param("llama", 1, (), marks=SLOW),
     ],
 )
-def test_a_round_begins_from_true_features(kind, version, widths):
+def test_a_round_begins_from_true_features(kind, version, passes):
     """After rejections, in rounds without drafts, beside rows of other lengths, after narrower
     passes: what a round says first is what one pass over the known text says, in numpy for a target
     without an encoder."""
     target = target_of(kind)
     flat = Sampling(4.0)  # so that some drafts are accepted
     method = method_of(target, eagle_of(target, version), policy=Erratic(), distribution=flat)
-    method = dataclasses.replace(method, widths=widths)
+    method = dataclasses.replace(method, passes=passes)
     assert disagreement(target, method.drafter, method=method) < CLOSE
 
 
@@ -144,7 +144,7 @@ def test_a_round_without_a_draft_computes_nothing(drafted):
     """It keeps one feature, and fills no slot; a pass of two positions fills two."""
     target = target_of("gpt")
     method = method_of(target, eagle_of(target, 1), policy=Always(jnp.int32(drafted)))
-    method = dataclasses.replace(method, widths=(1, 2))
+    method = dataclasses.replace(method, passes=(2, 4))
     contexts, before = test_loops.begin(method, inputs_of([[0, 2, 3], [4, 1, 2]]), 9)
     after, _ = jax.jit(speculative.step)(method, contexts, before)
     features, values = (
@@ -166,7 +166,7 @@ def test_slots_that_lag_are_filled(stride, monkeypatch):
     jax.clear_caches()
     target = target_of("gpt")
     method = method_of(target, eagle_of(target, 1), policy=Scripted(LATE))
-    method = dataclasses.replace(method, widths=(1, 2))
+    method = dataclasses.replace(method, passes=(3, 6))
     assert disagreement(target, method.drafter, method=method) < CLOSE
     monkeypatch.setattr(eagle, "catch_up", lambda *known: known[-1])
     jax.clear_caches()

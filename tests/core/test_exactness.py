@@ -21,7 +21,7 @@ from specjax.pytrees import pytree
 from specjax.rules import Block, Gumbel, Token, at_position, at_tokens
 from specjax.sampling import Purpose, Sampling
 from specjax.state import unfinished
-from specjax.testing.enumeration import output_distribution
+from specjax.testing.enumeration import STATES, output_distribution
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
 from tiny_models import covering, quick, slow
 from toy_policies import ConfidenceStop, EntropyStop, Erratic, OneOf, TailReader, library
@@ -118,7 +118,8 @@ def test_narrower_passes(rule, distribution, double):
     expected = sequence_distribution(target, inputs, chosen, {EOS}, 4)
     for policy in (constant(1), Erratic()):
         method = method_of(target, random_table(2), chosen, RULES[rule], policy, 3)
-        method = dataclasses.replace(method, widths=(1, 2))
+        rows = STATES * 3**4 * 4  # every outcome of a round, side by side
+        method = dataclasses.replace(method, passes=(rows, 2 * rows))
         assert total_variation(output_distribution(method, inputs, 4), expected) < 1e-12
 
 

@@ -84,7 +84,7 @@ class Witness(Policy):
     def init(self, keys, gamma_max):
         return jnp.zeros((keys.shape[0], len(P))), jnp.zeros((keys.shape[0], gamma_max))
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, jnp.full((state[0].shape[0],), 2, jnp.int32)
 
     def keep_drafting(self, state, seen):

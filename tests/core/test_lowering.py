@@ -121,10 +121,10 @@ def plain_loop(target, distribution):
     return traced(method)
 
 
-def method_of(target, drafter, distribution, *, policy=None, widths=()):
+def method_of(target, drafter, distribution, *, policy=None, passes=()):
     eos = jnp.int32([1])
     return speculative.Speculative(
-        target, drafter, Token(), policy or constant(3), SAMPLINGS[distribution], eos, 3, widths
+        target, drafter, Token(), policy or constant(3), SAMPLINGS[distribution], eos, 3, passes
     )
 
 
@@ -161,7 +161,7 @@ def test_what_else_asks_the_device_is_an_option():
     by_policy = loops(speculative_loop(target, drafter, "greedy", policy=heuristic(2)), "cuda")
     # Whether to draft at all; catching up, and going on.
     assert by_policy == Found(whiles=3, open_whiles=3, open_branches=1)
-    wide = loops(speculative_loop(target, drafter, "greedy", widths=(2,)), "cuda")
+    wide = loops(speculative_loop(target, drafter, "greedy", passes=(4,)), "cuda")
     assert wide == Found(whiles=4, open_whiles=3, open_branches=0)
     here = loops(speculative_loop(target, drafter, "greedy"), "cpu")
     # Attention in each layer of the draft, twice, and of the target; going on; the outer loop.
@@ -194,7 +194,7 @@ def test_the_loop_of_chains_gathers_from_no_cache(family):
     )  # fmt: skip
     assert len(from_caches(tree)) == 2 * 4
     if family == "gpt2":
-        early = {"policy": heuristic(2), "widths": (2,)}
+        early = {"policy": heuristic(2), "passes": (4,)}
         assert not from_caches(method_of(both, drafter, "plain", **early))
         branching = dataclasses.replace(tree, drafter=drafter)
         assert len(from_caches(branching)) > 2 * 4  # a copy of the draft's for each branch

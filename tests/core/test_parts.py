@@ -269,7 +269,7 @@ def test_what_is_no_value(check, given):
 
 
 class Undecorated(Policy):
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, 1
 
 
@@ -287,7 +287,7 @@ class Counts(Policy):
     def init(self, keys, gamma_max):
         return jnp.zeros(keys.shape, jnp.int32)
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, (state + 1) % (gamma_max + 1)
 
 
@@ -319,13 +319,13 @@ class ReadsTheFirst(Counts):
 
 @pytree
 class Negative(Counts):
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, state - 1
 
 
 @pytree
 class Halves(Counts):
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, 0.5 * state.astype(jnp.float32)
 
 

@@ -25,7 +25,7 @@ one_step = jax.jit(speculative.step)
 def test_the_narrowest_pass_runs():
     """Distributions past its width are never computed: with drafts of 2 and passes of 2, 3 and 8,
     five."""
-    method = small_method(constant(2), gamma_max=7, widths=(3, 2))
+    method = small_method(constant(2), gamma_max=7, passes=(6, 4))
     contexts, state = test_loops.begin(method, inputs_of([[1], [2]]), 20)
     _, round_ = jax.jit(speculative.step)(method, contexts, state)
     scored = np.any(np.asarray(round_.target_logprobs) != 0, axis=(0, 2))
@@ -37,7 +37,7 @@ def test_one_pass_a_round(drafted, width):
     """The smallest that holds the draft, and no other: calls and positions are counted."""
     method, contexts, state = test_cost.setup(0.0)
     policy = Constant(jnp.int32(drafted))
-    method = dataclasses.replace(method, policy=policy, widths=(1, 3))
+    method = dataclasses.replace(method, policy=policy, passes=(1, 3))
     for rounds in (1, 2):
         state = one_step(method, contexts, state)[0]
         assert state.cache.tolist() == [rounds, rounds * width]
@@ -72,7 +72,7 @@ def test_a_narrower_pass_gives_the_same_round(rule, drafted):
             one_step(method, *test_loops.begin(method, inputs, 20, test_loops.keys_of(40, seed=3)))[
                 1
             ]
-            for method in (dataclasses.replace(method, widths=(1, 2, 4)), method)
+            for method in (dataclasses.replace(method, passes=(40, 80, 160)), method)
         )
     for name in ("accepted", "next_token", "emitted", "submitted"):
         np.testing.assert_array_equal(getattr(narrow, name), getattr(wide, name), name)
@@ -85,13 +85,13 @@ def test_a_narrower_pass_gives_the_same_round(rule, drafted):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("distribution", [Sampling(0.0), slow((Sampling(1.0),))])
-def test_nothing_is_computed_for_widths_that_do_not_run(on_cpu, distribution):
+def test_nothing_is_computed_for_passes_that_do_not_run(on_cpu, distribution):
     """In the compiled loop of T5s: outside of passes and drafts, a round has no matrix products, no
     distributions at γ_max + 1 positions, and no loop beside those of its passes: draws have some.
     XLA moves what does not change within a loop to before it, were it of one turn or none."""
     model = test_loops.target()
     method = test_loops.method_of(model, model, chosen=distribution, gamma_max=4)
-    method = dataclasses.replace(method, widths=(2,))
+    method = dataclasses.replace(method, passes=(2,))
     arguments = test_loops.begin(method, test_loops.translate([[3, 1]]), 24)
     text = loop.decode.lower(method, *arguments).compile().as_text()
     (body,) = (part for part in text.split("\n\n") if " conditional(" in part)  # drafts, or not
@@ -103,14 +103,14 @@ def test_nothing_is_computed_for_widths_that_do_not_run(on_cpu, distribution):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("widths", [(), (2,)])
-def test_no_cache_is_copied_in_a_round(widths):
+@pytest.mark.parametrize("sizes", [(), (2,)])
+def test_no_cache_is_copied_in_a_round(sizes):
     """In the compiled loop of T5s, buffer 512, d_kv 8. A `lax.switch` among widths would copy, and
     so would a conditional around drafting with results that nobody reads.
     """
     model = test_loops.target()
     method = test_loops.method_of(model, model, gamma_max=4)
-    method = dataclasses.replace(method, widths=widths)
+    method = dataclasses.replace(method, passes=sizes)
     arguments = test_loops.begin(method, test_loops.translate([[3, 1]]), 24, buffer_len=512)
     text = loop.decode.lower(method, *arguments).compile().as_text()
     assert re.search(r"\[1,2,(8,512|512,8)\]", text)

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 from specjax import decoding, generate, policies
-from specjax.policies import Costs
+from specjax.policies import Costs, PassTimes
 from specjax.pytrees import pytree
 from specjax.rules import Token
 from specjax.sampling import Sampling
 from test_policies import bias, lengths, small_method
-from toy_policies import library, linear_head
+from toy_policies import BY_SLOT, FOR_TREES, library, linear_head
 
 PATIENT = """
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class Patient(Policy):
     def init(self, keys, gamma_max):
         return jnp.zeros(keys.shape, jnp.int32)  # bad rounds in a row
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, jnp.where(state < self.patience, 2, 1)
 
     def update(self, state, round_):
@@ -54,8 +54,8 @@ def test_a_policy_in_one_file(patient):
 
 
 def test_names():
-    """Every name stands for its maker, with its settings; those of trees are tested there."""
-    names = set(policies.NAMES) - {"nodes", "cut"}
+    """Every name stands for its maker, with its settings; some are tested elsewhere."""
+    names = set(policies.NAMES) - FOR_TREES - BY_SLOT
     kinds = {type(policies.parse(name, **NEEDED.get(name, {}))) for name in names}
     assert kinds == {type(policy) for policy in library(1, 3).values()}
     assert float(policies.parse("svip", threshold=0.5).threshold) == 0.5
@@ -93,6 +93,9 @@ NEEDED = {
     "lookahead": {"costs": Costs(0.1, [1, 1])},
     "together": {"costs": Costs(0.1, [1, 1])},
     "head": {"params": linear_head(3)},
+    "fixed": {"slots": 2},
+    "by_batch_size": {"table": {1: 2}},
+    "early_stop": {"times": PassTimes([2], [1.0])},
 }
 
 
@@ -115,12 +118,12 @@ class Secretive(Token):
 
 
 @pytest.mark.sweep
-def test_generate_takes_a_name_and_widths(pair):
+def test_generate_takes_a_name_and_passes(pair):
     """Greedy tokens as with a constant length, from fewer drafted ones."""
     texts = ["return self.line", "import os, sys"]
     plain = generate(pair.target, pair.draft, texts, gamma=4, max_new_tokens=12)
     found = generate(
-        pair.target, pair.draft, texts, gamma=4, max_new_tokens=12, policy="svip", widths=(1, 2, 3)
+        pair.target, pair.draft, texts, gamma=4, max_new_tokens=12, policy="svip", passes=(2, 4, 6)
     )
     assert found.tokens == plain.tokens
     assert found.drafted.sum() < plain.drafted.sum()
@@ -128,11 +131,11 @@ def test_generate_takes_a_name_and_widths(pair):
 
 @pytest.mark.sweep
 def test_pairs_that_do_not_fit(pair):
-    """Hedge with a rule that hides shorter drafts; widths that are none."""
+    """Hedge with a rule that hides shorter drafts; passes that are none."""
     build = functools.partial(decoding.build, pair.target, pair.draft, gamma=4)
     with pytest.raises(ValueError, match=r"Hedge learns .* which Secretive does not show"):
         build(sampling=Sampling(1.0), rule=Secretive(), policy="hedge")
     build(sampling=Sampling(0.0), rule=Secretive(), policy="hedge")
     build(sampling=Sampling(1.0), rule=Secretive(), policy="ucb")
-    with pytest.raises(ValueError, match="widths=0 must be a whole number ≥ 1"):
-        build(sampling=Sampling(1.0), widths=(2, 0))
+    with pytest.raises(ValueError, match="passes=0 must be a whole number ≥ 1"):
+        build(sampling=Sampling(1.0), passes=(2, 0))

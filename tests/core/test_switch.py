@@ -213,7 +213,7 @@ def test_what_does_not_run_costs_nothing(on_cpu, monkeypatch):
     made = test_loops.target()
     drafter = of(recent(), Latecomer(made), Latecomer(test_loops.near(made)))
     method = test_loops.method_of(made, made, gamma_max=4)
-    method = dataclasses.replace(method, drafter=drafter, widths=(2,))
+    method = dataclasses.replace(method, drafter=drafter, passes=(2,))
     arguments = test_loops.begin(method, test_loops.translate([[3, 1]]), 24, buffer_len=512)
     text = loop.decode.lower(method, *arguments).compile().as_text()
     assert re.search(r"\[1,2,(8,512|512,8)\]", text)

@@ -1,8 +1,6 @@
-"""Policies that read their batch: exact for all rows together, and one that is worked by hand."""
+"""The policy `together`, worked by hand; `check_policy` enumerates it in `test_parts.py`."""
 
-import collections
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,115 +8,17 @@ import numpy as np
 import pytest
 
 import test_loops
-from reference import chi_square, total_variation
-from specjax import loop, speculative
 from specjax import sampling as smp
-from specjax.drafters.base import ModelDrafter
-from specjax.policies import Costs, constant
+from specjax import speculative
+from specjax.policies import Costs
 from specjax.policies.estimating import Evidence
 from specjax.policies.goodput import Tally
 from specjax.policies.lookahead import lookahead
 from specjax.policies.together import Shared, together
-from specjax.rules import Token, at_tokens
 from specjax.sampling import Sampling
-from specjax.testing.common import joint_expected
-from specjax.testing.enumeration import joint_distribution
 from table_models import inputs_of, random_table
 from test_policies import keys_of, stats_of
-from toy_policies import Gossip, OneOf
-
-INPUTS = inputs_of([[1, 0], [0, 1, 1]])
-POLICIES = {
-    "gossip": Gossip(),
-    "together": together(Costs(0.3, [1.0] * 3), prior=0.6, weight=1.0, memory=0.5),
-    "constant": constant(2),
-}
-
-
-def method_of(policy, size, chosen, *, eos, dtype) -> speculative.Speculative:
-    target, draft = (random_table(seed, size, dtype=dtype) for seed in (1, 2))
-    return speculative.Speculative(
-        target, ModelDrafter(draft), Token(), policy, chosen, jnp.int32([eos]), 2
-    )
-
-
-def bias(name, *, eos=-1, budgets=(4, 3), step=speculative.step) -> float:
-    """Total variation of the joint distribution of two rows, each with an input of its own."""
-    with jax.enable_x64(True):
-        policy = OneOf(tuple(POLICIES.values()), jnp.int32(list(POLICIES).index(name)))
-        method = method_of(policy, 2, Sampling(1.0), eos=eos, dtype=jnp.float64)
-        found = joint_distribution(method, INPUTS, list(budgets), step=step)
-        return total_variation(found, joint_expected(method, INPUTS, budgets))
-
-
-def _finish(method, contexts, state, drafts, dice):
-    verdict, state = speculative.judge(method, contexts, dice, state, drafts)
-    return speculative.conclude(method, contexts.drafter, state, drafts, verdict)
-
-
-def in_turn_step(method, contexts, state, dice):
-    """The second row drafts no more than the first got accepted in this very round."""
-    drafts, state = speculative.draft(method, contexts.drafter, state, dice)
-    accepted = speculative.judge(method, contexts, dice, state, drafts)[0].accepted
-    length = drafts.length.at[1].min(accepted[0])
-    return _finish(method, contexts, state, drafts._replace(length=length), dice)
-
-
-def peeking_step(method, contexts, state, dice):
-    """All drafts end before the first token that its distribution, in any row, thinks unlikely."""
-    drafts, state = speculative.draft(method, contexts.drafter, state, dice)
-    slots = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
-    doubtful = at_tokens(drafts.logprobs, drafts.tokens) < np.log(0.4)
-    doubtful &= slots < drafts.length[:, None]
-    shortest = jnp.min(jnp.where(doubtful, slots, method.gamma_max))
-    length = jnp.minimum(drafts.length, shortest)
-    return _finish(method, contexts, state, drafts._replace(length=length), dice)
-
-
-@pytest.mark.sweep
-def test_reading_a_neighbours_round_is_no_fault_and_peeking_is():
-    """TV < 1e-12 where a row's draft depends on what its neighbour got in the same round; > 1e-3
-    where it depends on tokens that are in it."""
-    assert bias("constant", budgets=(3, 3), step=in_turn_step) < 1e-12
-    assert bias("constant", budgets=(3, 3), step=peeking_step) > 1e-3
-
-
-# Through the real loop.
-
-
-WORLDS = 1 << 13
-
-
-@jax.jit
-@functools.partial(jax.vmap, in_axes=(None, None, 0))
-def outputs_of(method, index, sample):
-    """Both rows' outputs in a batch with a row of padding, −1 around them."""
-    inputs = jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), INPUTS)
-    keys = smp.row_keys(jax.random.key(0), index, jnp.full(3, sample))
-    state = loop.decode(
-        method, *loop.start(method, inputs, keys, jnp.int32([3, 3, 0]), buffer_len=9)
-    )
-    place = jnp.arange(9, dtype=jnp.int32)[None, :]
-    said = (inputs.prompt_len[:, None] <= place) & (place < state.length[:, None])
-    return jnp.where(said, state.tokens, -1)[:2]
-
-
-def p_value(times: int, index=(0, 1, 2)) -> float:
-    """The p-value of WORLDS batches so many times, by pairs of outputs."""
-    method = method_of(POLICIES["together"], 3, Sampling(0.8), eos=2, dtype=jnp.float32)
-    counts = collections.Counter()
-    for at in range(0, times * WORLDS, WORLDS):
-        samples = jnp.arange(at, at + WORLDS, dtype=jnp.int32)
-        found = np.asarray(outputs_of(method, jnp.int32(index), samples)).reshape(WORLDS, -1)
-        pairs, often = np.unique(found, axis=0, return_counts=True)
-        for pair, count in zip(pairs.reshape(-1, 2, 9), often.tolist(), strict=True):
-            counts[tuple(tuple(row[row >= 0].tolist()) for row in pair)] += count
-    p = chi_square(counts, joint_expected(method, INPUTS, (3, 3)))
-    print(f"p = {p:.3g} with n = {counts.total()}")
-    return p
-
-
-# What it decides.
+from toy_policies import LIVE
 
 
 def shared(accepted, tested, left) -> Shared:
@@ -140,7 +40,7 @@ def test_one_length_for_all_by_hand():
     policy = together(Costs(0.1, [1, 1, 1.6, 1.6]), weight=1e-6)
 
     def length(*state):
-        return int(policy.begin(shared(*state), 3)[1])
+        return int(policy.begin(shared(*state), LIVE, 3)[1])
 
     ten = [10.0, 10.0]
     assert length([9, 2], ten, [9, 9]) == 1
@@ -157,9 +57,9 @@ def test_a_draft_is_given_up_on_evidence():
     n ≤ 8. A row of much evidence ends it for all."""
     policy = together(Costs(0.5, [1, 1], alpha=0.05, between=0.2), weight=1e4, width=1.6)
     for tested, drafted in ((0, 1), (4, 1), (8, 1), (9, 0), (100, 0)):
-        assert int(policy.begin(shared([0.0], [tested], [9]), 1)[1]) == drafted
-    assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 9]), 1)[1]) == 0
-    assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 0]), 1)[1]) == 1
+        assert int(policy.begin(shared([0.0], [tested], [9]), LIVE, 1)[1]) == drafted
+    assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 9]), LIVE, 1)[1]) == 0
+    assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 0]), LIVE, 1)[1]) == 1
 
 
 @pytest.mark.sweep
@@ -183,7 +83,7 @@ def test_alone_it_is_lookahead_without_beliefs():
     for _ in range(40):
         alpha, same = (p.alpha(s) for p, s in zip((one, other), states, strict=True))
         np.testing.assert_allclose(alpha, same, rtol=1e-5)
-        found.append(int(other.begin(states[1], 3)[1]))
+        found.append(int(other.begin(states[1], LIVE, 3)[1]))
         assert found[-1] == int(smp.argmax(one.rate(alpha, 3))[0])
         round_ = stats_of(found[-1], rng.integers(found[-1] + 1), 3)
         states = [p.update(s, round_) for p, s in zip((one, other), states, strict=True)]
@@ -195,7 +95,7 @@ def test_it_begins_with_the_alpha_that_was_measured(measured, drafted):
     """Costs 1, 1.4, 1.8, 2.2: at α = .95 three tokens pay best, at .7, where nothing was measured,
     two, at .3 none."""
     policy = together(Costs(0.4, [1.0] * 4, alpha=measured))
-    assert int(policy.begin(policy.init(keys_of(2), 3), 3)[1]) == drafted
+    assert int(policy.begin(policy.init(keys_of(2), 3), LIVE, 3)[1]) == drafted
 
 
 @pytest.mark.sweep

@@ -61,7 +61,7 @@ def shaken(model, noise=0.03):
     ("options", "said"),
     [
         ({"draft": "lookup"}, "PromptLookup drafts chains alone"),
-        ({"widths": (0, 2)}, "widths=0"),
+        ({"passes": (0, 2)}, "passes=0"),
         ({"policy": "svip"}, "Svip decides token by token"),
         ({"rule": "typical", "temperature": 1.0}, "Typical is a rule for chains"),
         ({"tree": "bush"}, "chain, fixed, best_first"),

@@ -100,11 +100,11 @@ def test_enumeration_sees_a_look_at_the_tokens(double):
     assert found > 0.01
 
 
-def made(shape, policy, temperature=1.0, widths=(), seed=2):
+def made(shape, policy, temperature=1.0, passes=(), seed=2):
     target = random_table(0, dtype=jnp.float32)
     draft = random_table(seed, dtype=jnp.float32)
     method = method_of(target, draft, smp.Sampling(temperature), RULE, shape, policy)
-    return dataclasses.replace(method, widths=widths)
+    return dataclasses.replace(method, passes=passes)
 
 
 INPUTS = [PROMPT, [0, 1, 2], [2], [1, 1]]
@@ -146,7 +146,7 @@ class Measured(TableModel):
 @pytest.mark.sweep
 @pytest.mark.parametrize(("nodes_", "width"), [(0, 2), (1, 2), (2, 3), (3, 5), (4, 5)])
 def test_the_narrowest_pass_that_holds_the_tree(nodes_, width):
-    method = made(MIXED, cut(2, nodes_), widths=(2, 3))
+    method = made(MIXED, cut(2, nodes_), passes=(8, 12))
     method = dataclasses.replace(method, target=Measured(method.target.table))
     begin = begun(method, inputs_of(INPUTS), 9)
     Measured.calls.clear()
@@ -269,7 +269,7 @@ def test_generate(policy, pair):
     """With measured costs where a policy needs them, greedy tokens are the target's."""
     options = {"max_new_tokens": 10, "batch_size": 4}
     wanted = specjax.generate(pair.target, None, TEXTS, **options)
-    given = {"tree": MIXED, "policy": policy, "widths": (1, 3)}
+    given = {"tree": MIXED, "policy": policy, "passes": (4, 12)}
     if policies.needs_costs(policy):
         given = {"settings": specjax.tune(pair.target, pair.draft, TEXTS, **given, **options)}
     found = specjax.generate(pair.target, pair.draft, TEXTS, **given, **options)
@@ -306,7 +306,7 @@ def test_a_tree_is_timed_in_its_batch(pair, monkeypatch):
 @pytest.mark.sweep
 def test_costs_of_a_tree(pair):
     method = decoding.branching(
-        pair.target, pair.draft, MIXED, sampling=smp.Sampling(1.0), widths=(2,)
+        pair.target, pair.draft, MIXED, sampling=smp.Sampling(1.0), passes=(2,)
     )
     sources = decoding.tokenize(pair.target, TEXTS[:1])
     contexts, state = decoding.prepare(

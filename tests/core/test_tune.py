@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import json
 import textwrap
 import time
 import types
@@ -71,7 +72,7 @@ def test_costs_are_asked_for(pair, name):
 def test_measured_and_used(pair, monkeypatch):
     """The policy has the costs of its own loop, in seconds; the tokens are those of the target."""
     monkeypatch.setattr(trials, "fastest", lambda method, *_, **__: method)
-    options = {"gamma": 3, "policy": "goodput(prior=0.9)", "widths": [1, 2], **RUN}
+    options = {"gamma": 3, "policy": "goodput(prior=0.9)", "passes": [2, 4], **RUN}
     settings = specjax.tune(pair.target, pair.draft, TEXTS[:3], **options)
     found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
     plain = specjax.generate(pair.target, None, TEXTS, **RUN)
@@ -87,13 +88,13 @@ def test_the_batch_that_is_measured(pair, monkeypatch):
     asked = []
 
     def told(policy, method, target, texts, **run):
-        asked.append((policy, method.widths, run["batch_size"]))
+        asked.append((policy, method.passes, run["batch_size"]))
         return Costs(0.1, [1.0] * (method.gamma_max + 1))
 
     monkeypatch.setattr(fitting, "costs_for", told)
-    for texts, options in ((TEXTS, {}), (TEXTS[:1], {"gamma": 3, "widths": ()})):
+    for texts, options in ((TEXTS, {}), (TEXTS[:1], {"gamma": 3, "passes": ()})):
         specjax.tune(pair.target, pair.draft, texts, **RUN | options)
-    assert asked == [("lookahead", (1, 2, 4, 8), 2), ("lookahead", (), 1)]
+    assert asked == [("lookahead", (2, 4, 8, 16), 2), ("lookahead", (), 1)]
 
 
 def test_no_draft_where_none_is_worth_its_time(pair, costs, monkeypatch):
@@ -132,7 +133,7 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
     costs(Costs(0.2, [1.0] * 4, alpha=0.6, token=1.0))
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     many = TEXTS[:4] * 32
-    options = {"gamma": 3, "widths": (), "batch_size": 2, "max_new_tokens": 2}
+    options = {"gamma": 3, "passes": (), "batch_size": 2, "max_new_tokens": 2}
     settings = specjax.tune(pair.target, pair.draft, many, **options)
     assert tried == [(decoding.tokenize(pair.target, TEXTS[:1] * 4), 2)]
     assert (settings.gamma, settings.policy) == ((2, "") if fixed else (3, "lookahead"))
@@ -191,9 +192,9 @@ def test_a_tree_is_tuned(pair, costs):
     "settings",
     [
         Settings(0, words="why"),
-        Settings(3, "goodput", Costs(0.1, [1.0, 1.5], alpha=0.5), widths=(1, 2), rule="block"),
+        Settings(3, "goodput", Costs(0.1, [1.0, 1.5], alpha=0.5), passes=(1, 2), rule="block"),
         Settings(2, "nodes", Costs(0.1, [1.0, 1.5]), tree="fixed(2, 1)"),
-        Settings(np.int64(3), widths=[np.int32(2)], tuned_for={"batch_size": 8}),
+        Settings(np.int64(3), passes=[np.int32(2)], tuned_for={"batch_size": 8}),
     ],
 )
 def test_kept_in_a_file(settings, tmp_path):
@@ -206,6 +207,13 @@ def test_kept_in_a_file(settings, tmp_path):
     assert again.words == settings.words
     if settings.costs is not None:
         jax.tree.map(np.testing.assert_array_equal, again.costs, settings.costs)
+
+
+def test_widths_of_a_row_in_files_of_0_2(tmp_path):
+    """They are positions of all rows now."""
+    row = {"gamma": 3, "widths": [1, 2], "tuned_for": {"batch_size": 8}}
+    (tmp_path / "settings.json").write_text(json.dumps(row))
+    assert Settings.load(tmp_path / "settings.json").passes == (8, 16)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "{", '{"gamma": 1, "what": 2}'])
@@ -222,7 +230,7 @@ COSTS = {"draft": 0.1, "verify": [1.0, 1.1]}
     ("field", "values"),
     [
         ("gamma", [None, False, "", [], "3", 2.5, -1, 2**31]),
-        ("widths", [5, "12", None, [0], ["2"], [1.5]]),
+        ("passes", [5, "12", None, [0], ["2"], [1.5]]),
         ("policy", [5, None]),
         ("rule", [{}]),
         ("tree", [[1]]),
@@ -272,8 +280,8 @@ def test_settings_of_another_use_are_named(pair):
 def test_whatever_settings_replace_is_refused_beside_them(pair):
     """All that `decoding.build` takes but the pair and the sampling."""
     given = {
-        "gamma": 2, "rule": "block", "policy": "svip", "widths": (1,), "budget": "fixed(8)",
-        "sizes": (4,), "tree": "fixed(2, 1)",
+        "gamma": 2, "rule": "block", "policy": "svip", "passes": (1,),
+        "tree": "fixed(2, 1)",
     }  # fmt: skip
     kept = {"target", "draft", "sampling", "check_tokens"}
     assert set(given) == set(inspect.signature(decoding.build).parameters) - kept

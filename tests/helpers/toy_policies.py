@@ -14,13 +14,15 @@ from specjax.pytrees import pytree
 from specjax.testing.common import Varying as Erratic
 
 FOR_TREES = {"nodes", "cut"}
+BY_SLOT = {"fixed", "threshold", "by_batch_size", "early_stop"}  # in `test_slots.py`
+LIVE = jnp.ones(1, bool)  # for policies that do not read which rows have not ended
 
 
 @pytree
 class EntropyStop(Erratic):
     """Drafts while the draft's next distribution is sharp."""
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, jnp.full(state.shape, 3, jnp.int32)
 
     def keep_drafting(self, state, seen):
@@ -52,7 +54,7 @@ class Scripted(Policy):
     def init(self, keys, gamma_max):
         return jnp.zeros(keys.shape, jnp.int32)
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         row = jnp.arange(state.shape[0], dtype=jnp.int32)
         return state + 1, self.caps[state % self.caps.shape[0], row]
 
@@ -63,7 +65,7 @@ class Gossip(Erratic):
 
     reads_batch = True
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         row = jnp.arange(len(state), dtype=jnp.int32)
         return state, (jnp.sum(state * (row + 1), dtype=jnp.int32) * 7 + row) % 4
 
@@ -76,7 +78,7 @@ class TailReader(Policy):
     def init(self, keys, gamma_max):
         return jnp.full(keys.shape, gamma_max, jnp.int32)
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state, state
 
     def update(self, state, round_):
@@ -96,8 +98,8 @@ class OneOf(Policy):
     def init(self, keys, gamma_max):
         return tuple(policy.init(keys, gamma_max) for policy in self.policies)
 
-    def begin(self, state, gamma_max):
-        return self._ask(state, lambda policy, own: policy.begin(own, gamma_max))
+    def begin(self, state, live, gamma_max):
+        return self._ask(state, lambda policy, own: policy.begin(own, live, gamma_max))
 
     def keep_drafting(self, state, seen):
         return self._ask(state, lambda policy, own: policy.keep_drafting(own, seen))
@@ -132,7 +134,7 @@ def linear_head(width: int) -> HeadParams:
 
 
 def library(gamma_max: int, width: int) -> dict[str, Policy]:
-    """Every policy of the package for chains, for that γ_max and hidden states of that width.
+    """Every policy of rows for chains, for that γ_max and hidden states of that width.
 
     The settings make each of them vary its lengths on the tables of the tests. A policy without
     settings here has its defaults.
@@ -165,5 +167,5 @@ def library(gamma_max: int, width: int) -> dict[str, Policy]:
             **{key: value for key, value in known.items() if policies.loading.takes(name, key)},
         )
         for name in policies.NAMES
-        if name not in FOR_TREES
+        if name not in FOR_TREES | BY_SLOT
     }

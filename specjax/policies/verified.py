@@ -1,4 +1,4 @@
-"""Budgets without times: a fixed number, a threshold, a table by batch size, one length."""
+"""Policies that verify some of a batch's slots, without times: a number, a threshold, a table."""
 
 from collections.abc import Mapping
 
@@ -7,8 +7,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from specjax.budgets.base import Budget
-from specjax.budgets.calibrated import Calibrated
+from specjax.policies.base import Policy
+from specjax.policies.calibrated import Calibrated
 from specjax.pytrees import pytree
 from specjax.support.ranges import number, whole
 
@@ -22,7 +22,7 @@ class Fixed(Calibrated):
 
     slots: Int[Array, ""]
 
-    def takes(self, state, slot):
+    def verifies(self, state, slot):
         return slot.taken < self.slots
 
 
@@ -38,7 +38,7 @@ class Threshold(Calibrated):
 
     least: Float[Array, ""]
 
-    def takes(self, state, slot):
+    def verifies(self, state, slot):
         return slot.chance > self.least
 
 
@@ -49,15 +49,17 @@ def threshold(least: float = 0.4, prior: float = 0.7) -> Threshold:
 
 
 @pytree
-class ByBatchSize(Budget):
+class ByBatchSize(Policy):
     """The first γ tokens of each row, γ by the number of rows that have not ended."""
+
+    reads_batch = True
 
     lengths: Int[Array, " R"]  # γ of 0, 1, … rows; the last for all larger batches
 
     def begin(self, state, live, gamma_max):
         return state, jnp.minimum(self.length(jnp.sum(live, dtype=jnp.int32)), gamma_max)
 
-    def takes(self, state, slot):
+    def verifies(self, state, slot):
         return slot.place < self.length(slot.rows)
 
     def length(self, rows: Int[Array, "..."]) -> Int[Array, "..."]:
@@ -83,8 +85,3 @@ def by_batch_size(table: Mapping[int, int]) -> ByBatchSize:
     place = np.searchsorted(starts, np.arange(starts[-1] + 1), side="right") - 1
     lengths = np.array([known[start] for start in starts.tolist()], np.int32)
     return ByBatchSize(jnp.asarray(lengths[np.maximum(place, 0)]))
-
-
-def static(gamma: int) -> ByBatchSize:
-    """Draft and verify γ tokens of each row, whatever the batch."""
-    return by_batch_size({1: gamma})

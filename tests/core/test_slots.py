@@ -1,4 +1,4 @@
-"""Verify budgets: exact for all rows together, worked by hand, and what they do not go with."""
+"""Policies that verify some of a batch's slots: exact for all rows together, and worked by hand."""
 
 import dataclasses
 import re
@@ -10,83 +10,72 @@ import pytest
 
 import test_loops
 from reference import total_variation
-from specjax import budgets, generate, loop, passes, speculative
-from specjax.budgets import base, times
-from specjax.budgets.early_stop import PAUSE
+from specjax import generate, loop, passes, policies, speculative
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import batches
-from specjax.policies import constant, heuristic
-from specjax.policies.base import Observation
+from specjax.policies import Observation, Policy, constant, heuristic, times
+from specjax.policies.early_stop import PAUSE
+from specjax.policies.slots import allocate, rated
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts
 from specjax.rules import Block, Token
 from specjax.sampling import Sampling
-from specjax.testing import check_budget
+from specjax.testing import check_policy
 from specjax.testing.common import check_joint, joint_expected
 from specjax.testing.enumeration import joint_distribution
 from specjax.types import Call, Packing
 from table_models import hopeless, inputs_of, random_table
+from toy_policies import OneOf
 
 INPUTS = inputs_of([[1, 0], [0, 1, 1]])
-TIMES = budgets.PassTimes([2, 3, 4, 6], [1.0, 1.1, 1.9, 2.0], draft=0.05)
-BUDGETS = {
-    "fixed": budgets.fixed(2),
-    "early_stop": budgets.early_stop(TIMES),
-    "threshold": budgets.threshold(0.4),
-    "by_batch_size": budgets.by_batch_size({1: 2, 2: 1}),
-    "static": budgets.static(1),
+TIMES = policies.PassTimes([2, 3, 4, 6], [1.0, 1.1, 1.9, 2.0], draft=0.05)
+EARLY = policies.early_stop(TIMES)
+POLICIES = {
+    "fixed": policies.fixed(2),
+    "early_stop": EARLY,
+    "threshold": policies.threshold(0.4),
+    "by_batch_size": policies.by_batch_size({1: 2, 2: 1}),
 }
 
 
-@pytree
-class OneOf(base.Budget):
-    """One of some budgets, by a number that is traced: all compile once."""
-
-    each: tuple
-    which: jax.Array
-    fills = True
-
-    def _pick(self, values):
-        return jax.tree.map(lambda *xs: jnp.stack(xs)[self.which], *values)
-
-    def init(self, keys, gamma_max):
-        return tuple(one.init(keys, gamma_max) for one in self.each)
-
-    def begin(self, state, live, gamma_max):
-        found = [one.begin(own, live, gamma_max) for one, own in zip(self.each, state, strict=True)]
-        return tuple(own for own, _ in found), self._pick([worth for _, worth in found])
-
-    def chance(self, state, seen):
-        found = [one.chance(own, seen) for one, own in zip(self.each, state, strict=True)]
-        return tuple(own for own, _ in found), self._pick([chance for _, chance in found])
-
-    def takes(self, state, slot):
-        return self._pick([jnp.asarray(one.takes(own, slot))
-                           for one, own in zip(self.each, state, strict=True)])  # fmt: skip
-
-    def update(self, state, round_):
-        return tuple(one.update(own, round_) for one, own in zip(self.each, state, strict=True))
-
-
-def method_of(budget, *, chosen=None, sizes=(2, 3, 4), eos=1, rule=None, policy=None, draft=None):
+def method_of(policy, *, chosen=None, passes=(2, 3, 4), eos=1, rule=None, draft=None):
     target, other = (random_table(seed, 2) for seed in (1, 2))
     return speculative.Speculative(
-        target, ModelDrafter(draft or other), rule or Token(), policy or constant(2),
-        chosen or Sampling(1.0), jnp.int32([eos]), 2, budget=budget, sizes=sizes,
+        target, ModelDrafter(draft or other), rule or Token(), policy,
+        chosen or Sampling(1.0), jnp.int32([eos]), 2, passes=passes,
     )  # fmt: skip
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", BUDGETS)
-def test_enumerated_joint_distribution(name):
-    """Two rows, all outputs of three tokens over 2. TV < 1e-9."""
+@pytest.mark.parametrize("name", POLICIES)
+def test_enumerated_joint_distribution(name, capsys):
+    """Two rows, all outputs of three tokens over 2. TV < 1e-9. All compile once."""
     with jax.enable_x64(True):
-        check_budget(OneOf(tuple(BUDGETS.values()), jnp.int32(list(BUDGETS).index(name))))
+        check_policy(OneOfSlots(tuple(POLICIES.values()), jnp.int32(list(POLICIES).index(name))))
+    assert "OneOfSlots verifies" in capsys.readouterr().out
 
 
 @pytree
-class ReadsTheOther(base.Budget):
+class OneOfSlots(OneOf):
+    """One of several policies that decide by slot."""
+
+    reads_batch = fills = True
+
+    def chance(self, state, slot):
+        each = zip(self.policies, state, strict=True)
+        every = [jnp.asarray(one.chance(own, slot), jnp.float32) for one, own in each]
+        return jnp.stack(jnp.broadcast_arrays(*every))[self.which]
+
+    def verifies(self, state, slot):
+        each = zip(self.policies, state, strict=True)
+        return jnp.stack([jnp.asarray(one.verifies(own, slot)) for one, own in each])[self.which]
+
+
+@pytree
+class ReadsTheOther(Policy):
     """Orders slots by tokens of the other row, whose own slots it may not have looked at yet."""
+
+    reads_batch = True
 
     def init(self, keys, gamma_max):
         return jnp.ones(keys.shape, jnp.float32)
@@ -94,21 +83,21 @@ class ReadsTheOther(base.Budget):
     def begin(self, state, live, gamma_max):
         return jnp.full(state.shape, 0.5), jnp.int32(gamma_max)
 
-    def chance(self, state, seen):
+    def chance(self, state, slot):
         first = jnp.arange(len(state)) == 0
-        return state, jnp.where((seen.slot == 0) & first, 0.9, state).astype(jnp.float32)
+        return jnp.where((slot == 0) & first, 0.9, state).astype(jnp.float32)
 
-    def drawn(self, state, logprob):
-        return jnp.where(logprob[::-1] > np.log(0.5), 0.8, 0.1).astype(jnp.float32)
+    def go_on(self, state, drafting, logprob):
+        return jnp.where(logprob[::-1] > np.log(0.5), 0.8, 0.1).astype(jnp.float32), drafting
 
-    def takes(self, state, slot):
+    def verifies(self, state, slot):
         return slot.taken < 2
 
 
 @pytest.mark.sweep
-def test_a_faulty_budget():
+def test_a_fault_between_rows():
     with pytest.raises(AssertionError, match="ReadsTheOther, two rows together: P"):
-        check_budget(ReadsTheOther())
+        check_policy(ReadsTheOther())
 
 
 @pytest.mark.sweep
@@ -119,38 +108,35 @@ def test_a_faulty_budget():
         {"rule": Block()},
         {"chosen": Sampling(0.7, top_p=0.8)},
         {"chosen": Sampling(0.0)},
-        {"policy": heuristic(1)},
+        {"policy": policies.both(heuristic(1), EARLY)},
         {"draft": "hopeless"},
-        {"sizes": ()},
+        {"passes": ()},
     ],
-    ids=str,
+    ids=["ends", "block", "top_p", "greedy", "both", "hopeless", "one pass"],
 )
 def test_early_stop_with_other_methods(options):
     """Rules, sampling, ends, policies that end drafts, a bad draft, no packing. TV < 1e-9."""
     with jax.enable_x64(True):
         if "draft" in options:
             options = {"draft": hopeless(random_table(1, 2))}
+        options = {"policy": EARLY} | options
         limits = options.pop("limits", (3, 3))
-        check_joint("it", method_of(budgets.early_stop(TIMES), **options), INPUTS, limits)
+        check_joint("it", method_of(**options), INPUTS, limits)
 
 
 @pytest.mark.sweep
 def test_three_rows():
     with jax.enable_x64(True):
-        method = method_of(budgets.early_stop(TIMES), sizes=(3, 5))
+        method = method_of(EARLY, passes=(3, 5))
         check_joint("it", method, inputs_of([[1, 0], [0], [0, 1, 1]]), (2, 2, 2))
 
 
-def peeking_draft(method, context, state, dice):
+def peeking_step(method, contexts, state, dice=None):
     """Draft, and cut each row before the first token that its distribution thinks unlikely."""
-    drafts, state = speculative.draft(method, context, state, dice)
+    drafts, state = speculative.draft(method, contexts.drafter, state, dice)
     likely = drafts.belief_logprob >= jnp.float32(np.log(0.5))
     kept = jnp.sum(jnp.cumprod(likely.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
-    return drafts._replace(length=jnp.minimum(drafts.length, kept)), state
-
-
-def peeking_step(method, contexts, state, dice=None):
-    drafts, state = peeking_draft(method, contexts.drafter, state, dice)
+    drafts = drafts._replace(length=jnp.minimum(drafts.length, kept))
     verdict, state = speculative.judge(method, contexts, dice, state, drafts)
     return speculative.conclude(method, contexts.drafter, state, drafts, verdict)
 
@@ -158,94 +144,106 @@ def peeking_step(method, contexts, state, dice=None):
 @pytest.mark.sweep
 def test_tokens_that_are_dropped_after_a_look_count_in_the_enumeration():
     with jax.enable_x64(True):
-        method = method_of(None, sizes=())
+        method = method_of(constant(2), passes=())
         found = joint_distribution(method, INPUTS, [2, 2], step=peeking_step)
         exact = joint_distribution(method, INPUTS, [2, 2])
         assert sum(found.values()) == pytest.approx(1)
         assert total_variation(found, exact) > 1e-2
 
 
-# --- handing out ------------------------------------------------------------------------------
+# --- allocation -------------------------------------------------------------------------------
 
 
-def handed(budget, chance, length, live, sizes=(), state=None):
-    chance = jnp.asarray(chance, jnp.float32)
-    chances = base.Chances(state, state, chance)
-    given = base.hand_out(budget, chances, jnp.int32(length), jnp.asarray(live), sizes)
-    return given.tolist()
-
-
-def test_the_best_slots_of_all_rows():
-    """Rows 0 and 2 of [.9 .5], [.8 .7], [.4 .3]: .9 .8 .7 .5 .4 .3."""
-    chance = [[0.9, 0.5], [0.8, 0.7], [0.4, 0.3]]
-    for count, expected in [(0, [0, 0, 0]), (2, [1, 1, 0]), (3, [1, 2, 0]), (5, [2, 2, 1])]:
-        assert handed(budgets.fixed(count), chance, [2, 2, 2], [True] * 3) == expected
-    assert handed(budgets.fixed(3), chance, [2, 1, 2], [True] * 3) == [2, 1, 0]
-    assert handed(budgets.threshold(0.45), chance, [2, 2, 2], [True] * 3) == [2, 2, 0]
-    ended = handed(budgets.fixed(9), chance, [0, 2, 2], [False, True, True])
-    assert ended == [0, 2, 2]
+def kept(policy, chance, length, sizes=(), state=None):
+    """Verified tokens of live rows."""
+    chance, length = jnp.asarray(chance, jnp.float32), jnp.int32(length)
+    drafts = Drafts.empty(length, chance.shape[1], jnp.zeros((len(length), 0)))
+    drafts = drafts._replace(chance=chance, length=length)
+    return allocate(policy, state, drafts, length > 0, sizes).length.tolist()
 
 
 @pytree
-class Skipping(base.Budget):
+class Skipping(Policy):
     """Refuses the second slot and would take all others."""
 
-    def takes(self, state, slot):
+    def verifies(self, state, slot):
         return slot.taken != 1
 
 
-def test_the_first_refusal_ends_the_handing_out():
-    """Else a slot could be left out for its own chance, and those behind it verified."""
-    chance = [[0.9, 0.5], [0.8, 0.7]]
-    assert handed(Skipping(), chance, [2, 2], [True] * 2) == [1, 0]
+THREE = [[0.9, 0.5], [0.8, 0.7], [0.4, 0.3]]  # in order: .9 .8 .7 .5 .4 .3, of rows 0 1 1 0 2 2
+EVEN = [[0.5, 0.5], [0.5, 0.5]]
 
 
-def test_equal_chances_go_to_earlier_tokens_first():
-    chance = [[0.5, 0.5], [0.5, 0.5]]
-    assert handed(budgets.fixed(1), chance, [2, 2], [True] * 2) == [1, 0]
-    assert handed(budgets.fixed(2), chance, [2, 2], [True] * 2) == [1, 1]
-    assert handed(budgets.fixed(3), chance, [2, 2], [True] * 2) == [2, 1]
+@pytest.mark.parametrize(
+    ("policy", "chance", "length", "due"),
+    [
+        *((policies.fixed(count), THREE, [2, 2, 2], due)
+          for count, due in [(0, [0, 0, 0]), (2, [1, 1, 0]), (3, [1, 2, 0]), (5, [2, 2, 1])]),
+        (policies.fixed(3), THREE, [2, 1, 2], [2, 1, 0]),
+        (policies.threshold(0.45), THREE, [2, 2, 2], [2, 2, 0]),
+        (policies.fixed(9), THREE, [0, 2, 2], [0, 2, 2]),
+        # Else a slot could be left out for its own chance, and those behind it verified.
+        (Skipping(), [[0.9, 0.5], [0.8, 0.7]], [2, 2], [1, 0]),
+        # Of equal ones earlier tokens first.
+        *((policies.fixed(count), EVEN, [2, 2], due)
+          for count, due in [(1, [1, 0]), (2, [1, 1]), (3, [2, 1])]),
+        (constant(2), EVEN, [2, 1], [2, 1]),
+    ],
+)  # fmt: skip
+def test_the_best_slots_of_all_rows(policy, chance, length, due):
+    assert kept(policy, chance, length) == due
 
 
 @pytree
-class Rising(base.Budget):
+class Rising(Skipping):
     """Thinks later tokens likelier than those before them."""
 
-    def chance(self, state, seen):
-        return state, jnp.full(seen.drafting.shape, 0.5) + 0.1 * seen.slot.astype(jnp.float32)
+    def chance(self, state, slot):
+        return 0.5 + 0.1 * slot.astype(jnp.float32)
 
 
 def test_a_chance_counts_at_most_as_the_one_before():
     """Else a slot would move up in the order for a reason that its row's earlier token gave."""
-    _, chances = base.begin(Rising(), (), jnp.array([True]), 3)
-    probs = jnp.log(jnp.array([[0.6, 0.4]]))
+    drafts = Drafts.empty(jnp.int32([3]), 3, jnp.zeros((1, 2)), by_slot=True)
     for slot in range(3):
-        seen = Observation(jnp.int32(slot), jnp.array([True]), probs, probs, probs)
-        chances = base.before_the_draw(Rising(), chances, seen)
-    assert chances.chance.tolist() == [[0.5, 0.5, 0.5]]
+        drafts = rated(Rising(), (), drafts, jnp.int32(slot))
+    assert drafts.chance.tolist() == [[0.5, 0.5, 0.5]]
 
 
 def test_early_stop_by_hand():
     """Two rows and 1 a pass, .3 for each further position: 2/1, then (2 + .9)/1.3 > 2,
     (2.9 + .8)/1.6 > 2.23, (3.7 + .7)/1.9 > 2.31, and (4.4 + .1)/2.2 < 2.31."""
-    budget = budgets.early_stop(budgets.PassTimes([2, 12], [1.0, 4.0]))
-    state = budget.init(jax.random.split(jax.random.key(0), 2), 3)
+    policy = policies.early_stop(policies.PassTimes([2, 12], [1.0, 4.0]))
+    state = policy.init(jax.random.split(jax.random.key(0), 2), 3)
     state = state._replace(depth=jnp.full_like(state.depth, 3))
     chance = [[0.9, 0.8, 0.1], [0.7, 0.05, 0.01]]
-    assert handed(budget, chance, [3, 3], [True] * 2, state=state) == [2, 1]
+    assert kept(policy, chance, [3, 3], state=state) == [2, 1]
     # Positions up to a compiled size cost nothing: of eight, two are the rows' own.
-    assert handed(budget, chance, [3, 3], [True] * 2, (2, 7, 12), state=state) == [3, 2]
+    assert kept(policy, chance, [3, 3], (2, 7, 12), state=state) == [3, 2]
+
+
+def test_chances_follow_the_drafter_s_belief():
+    """At even belief the chance is ½; at .9 it is 9^.6/(1 + 9^.6); and the product along a row."""
+    policy, live = policies.fixed(2), jnp.ones(1, bool)
+    state, _ = policy.begin(policy.init(jax.random.split(jax.random.key(0), 1), 2), live, 2)
+    found = []
+    for slot, belief in enumerate((0.9, 0.5)):
+        logs = jnp.log(jnp.float32([[belief, 1 - belief]]))
+        seen = Observation(jnp.int32(slot), live, logs, logs, logs)
+        state, _ = policy.keep_drafting(state, seen)
+        found.append(float(policy.chance(state, seen.slot)[0]))
+    np.testing.assert_allclose(found, np.array([1, 0.5]) * 9**0.6 / (1 + 9**0.6), rtol=1e-5)
 
 
 def test_costs_that_rise_in_steps_are_smoothed():
     """The largest convex function below: 3 lies on the line from 2 to 6."""
     found = times.convex([2, 3, 6, 8], [1.0, 2.0, 2.0, 4.0])
     np.testing.assert_allclose(found, [1, 1.25, 2, 4])
-    table = budgets.PassTimes([2, 3, 6, 8], [1.0, 2.0, 2.0, 4.0], draft=0.5, rest=0.25)
+    table = policies.PassTimes([2, 3, 6, 8], [1.0, 2.0, 2.0, 4.0], draft=0.5, rest=0.25)
     assert float(table.smoothed(jnp.int32(3), 2)) == pytest.approx(2.5)
     assert float(table.exact(jnp.int32(4), 2)) == pytest.approx(3.25)
     # A round without a draft is a step of plain decoding.
-    plain = budgets.PassTimes([2, 3], [1.0, 2.0], rest=0.25, token=1.1)
+    plain = policies.PassTimes([2, 3], [1.0, 2.0], rest=0.25, token=1.1)
     assert float(plain.exact(jnp.int32(2), 0)) == float(plain.smoothed(jnp.int32(2), 0))
     assert float(plain.exact(jnp.int32(2), 0)) == pytest.approx(1.1)
 
@@ -262,17 +260,17 @@ def test_costs_that_rise_in_steps_are_smoothed():
 )
 def test_positions_beyond_the_last_size_are_not_free(sizes, passes, ten):
     """The last slope goes on; where it says nothing, each costs the mean of a position."""
-    table = budgets.PassTimes(sizes, passes, draft=0.5, rest=0.25)
+    table = policies.PassTimes(sizes, passes, draft=0.5, rest=0.25)
     for time in (table.smoothed, table.exact):
         assert float(time(jnp.int32(10), 2)) == pytest.approx(ten + 1.25)
 
 
 def test_a_draft_that_never_pays_is_left_out_and_tried_again():
     """A drafter as slow as its target: after some rounds one token is drafted in 17 rounds."""
-    dear = budgets.PassTimes([2, 6], [1.0, 3.0], draft=1.0)
-    budget = budgets.early_stop(dear, prior=0.3)
-    state = budget.init(jax.random.split(jax.random.key(0), 2), 2)
-    begin = jax.jit(lambda state: budget.begin(state, jnp.array([True, True]), 2))
+    dear = policies.PassTimes([2, 6], [1.0, 3.0], draft=1.0)
+    policy = policies.early_stop(dear, prior=0.3)
+    state = policy.init(jax.random.split(jax.random.key(0), 2), 2)
+    begin = jax.jit(lambda state: policy.begin(state, jnp.array([True, True]), 2))
     depths = []
     for _ in range(2 * PAUSE + 4):
         state, depth = begin(state)
@@ -282,14 +280,8 @@ def test_a_draft_that_never_pays_is_left_out_and_tried_again():
 
 
 def test_lengths_by_batch_size():
-    table = budgets.by_batch_size({1: 8, 4: 4, 16: 1})
+    table = policies.by_batch_size({1: 8, 4: 4, 16: 1})
     assert table.length(jnp.arange(18)).tolist() == [8] * 4 + [4] * 12 + [1, 1]
-
-
-def test_with_a_budget_lengths_are_not_fixed():
-    """It may draft less than γ_max, so an accelerator's loop must not draft γ_max in any case."""
-    assert method_of(None).fixed
-    assert not method_of(budgets.fixed(2)).fixed
 
 
 # --- packed passes ------------------------------------------------------------------------------
@@ -309,15 +301,15 @@ def test_packed_positions():
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_a_packed_pass_gives_the_tokens_of_a_whole_one(pair, greedy):
-    """A T5, by all sizes that hold the positions; a full budget gives the tokens of none."""
+    """A T5, by all sizes that hold the positions; if all is verified, the tokens of one length."""
     options = {"gamma": 3, "temperature": 0.0 if greedy else 1.0, "key": 1, "max_new_tokens": 12,
                "batch_size": 4}  # fmt: skip
     texts = [[5, 6, 7], [8, 9], [10, 11, 12, 13], [3], [4, 4, 5]]
     today = generate(pair.target, pair.draft, texts, **options)
-    full = generate(pair.target, pair.draft, texts, budget=budgets.static(3), sizes=(4, 8, 12),
-                    **options)  # fmt: skip
+    full = generate(pair.target, pair.draft, texts, policy="by_batch_size({1: 3})",
+                    passes=(4, 8, 12), **options)  # fmt: skip
     assert [row.tokens for row in full.rows] == [row.tokens for row in today.rows]
-    few = generate(pair.target, pair.draft, texts, budget="fixed(2)", sizes=(4, 6), **options)
+    few = generate(pair.target, pair.draft, texts, policy="fixed(2)", passes=(4, 6), **options)
     if greedy:
         assert [row.tokens for row in few.rows] == [row.tokens for row in today.rows]
     assert sum(row.drafted for row in few.rows) < sum(row.drafted for row in today.rows)
@@ -326,12 +318,13 @@ def test_a_packed_pass_gives_the_tokens_of_a_whole_one(pair, greedy):
 
 @pytest.mark.parametrize(("lengths", "width"), [([0, 0], 1), ([0, 1], 3), ([2, 2], 3)])
 def test_a_round_without_a_draft_runs_one_position_of_each_row(lengths, width):
-    method = method_of(budgets.static(2))
+    method = method_of(policies.fixed(4))
     keys = jax.random.split(jax.random.key(0), 2)
     _, state = speculative.start(method, INPUTS, keys, jnp.int32([4, 4]), 12)
-    drafts = Drafts.empty(2, 2, jnp.zeros((2, 2)))._replace(length=jnp.int32(lengths))
+    drafts = Drafts.empty(jnp.int32([2, 2]), 2, jnp.zeros((2, 2)))
+    drafts = drafts._replace(length=jnp.int32(lengths))
 
-    def judge(state, drafts, packing=None):
+    def judge(state, drafts):
         return jnp.int32([drafts.tokens.shape[1] + 1]), state
 
     assert passes.packed(method, judge, state, drafts)[0].tolist() == [width]
@@ -342,9 +335,9 @@ def test_no_cache_is_copied(sizes):
     """In the compiled loop of T5s, two rows, buffer 512, d_kv 8: chances go through the conditional
     around drafting too."""
     model = test_loops.target()
-    method = test_loops.method_of(model, model, gamma_max=4)
-    many = budgets.PassTimes([2, 3, 6, 10], [1.0, 1.1, 1.3, 1.6])
-    method = dataclasses.replace(method, budget=budgets.early_stop(many), sizes=sizes)
+    many = policies.PassTimes([2, 3, 6, 10], [1.0, 1.1, 1.3, 1.6])
+    method = test_loops.method_of(model, model, policy=policies.early_stop(many), gamma_max=4)
+    method = dataclasses.replace(method, passes=sizes)
     inputs = test_loops.translate([[3, 1], [4, 2, 1]])
     arguments = test_loops.begin(method, inputs, 24, buffer_len=512)
     text = loop.decode.lower(method, *arguments).compile().as_text()
@@ -359,7 +352,7 @@ def test_the_loop_draws_the_target_s_outputs():
     from reference import chi_square
     from specjax import sampling as smp
 
-    method = method_of(BUDGETS["early_stop"], eos=-1)
+    method = method_of(EARLY, eos=-1)
     inputs = jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), INPUTS)
 
     @jax.jit
@@ -383,15 +376,13 @@ def test_the_loop_draws_the_target_s_outputs():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: budgets.fixed(-1), "slots"),
-        (lambda: budgets.threshold(2.0), "least"),
-        (lambda: budgets.by_batch_size({}), "table"),
-        (lambda: budgets.by_batch_size({0: 2}), "rows"),
-        (lambda: budgets.early_stop({}), "PassTimes"),
-        (lambda: budgets.PassTimes([4, 2], [1.0, 2.0]), "ascending"),
-        (lambda: budgets.PassTimes([2, 4], [1.0]), "a time for each"),
-        (lambda: budgets.parse("nothing"), "nothing"),
-        (lambda: budgets.parse("fixed(2.5)"), "slots"),
+        (lambda: policies.fixed(-1), "slots"),
+        (lambda: policies.threshold(2.0), "least"),
+        (lambda: policies.by_batch_size({0: 2}), "rows"),
+        (lambda: policies.PassTimes([4, 2], [1.0, 2.0]), "ascending"),
+        (lambda: policies.PassTimes([2, 4], [1.0]), "a time for each"),
+        (lambda: policies.both("svip", "svip"), "verifies all that was drafted"),
+        (lambda: policies.both(3, "fixed(2)"), "first=3 must be a draft-length policy"),
     ],
 )
 def test_wrong_settings_are_named(make, message):
@@ -402,23 +393,21 @@ def test_wrong_settings_are_named(make, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget": "early_stop"}, "times"),
-        ({"sizes": (4,)}, "budget"),
-        ({"budget": "fixed(2)", "sizes": (0,)}, "sizes"),
-        ({"budget": "fixed(2)", "sizes": (4,), "widths": (2,)}, "widths"),
-        ({"budget": "fixed(2)", "tree": "fixed(2, 1)", "gamma": None}, "tree"),
-        ({"budget": 3}, "budget"),
-        ({"budget": "fixed(2)", "draft": None}, "draft"),
+        ({"policy": "early_stop"}, "weighs times, and none are given"),
+        ({"policy": "fixed(2)", "passes": (0,)}, "passes"),
+        ({"policy": "fixed(2)", "tree": "fixed(2, 1)", "gamma": None}, "what of it is verified"),
+        ({"budget": "fixed(2)"}, "a verify budget is a policy"),
+        ({"widths": (2,)}, "give passes="),
     ],
 )
-def test_what_a_budget_does_not_go_with(pair, options, message):
+def test_what_a_policy_by_slot_does_not_go_with(pair, options, message):
     options = {"draft": pair.draft, "gamma": 2, "temperature": 0.0} | options
     with pytest.raises(ValueError, match=message):
         generate(pair.target, options.pop("draft"), [[5, 6]], **options)
 
 
 def test_times_of_packed_passes_are_measured(pair):
-    """Sizes from no draft up; a budget that reads the times decodes the same tokens."""
+    """Sizes from no draft up; a policy that reads the times decodes the same tokens."""
     texts = [[5, 6, 7], [8, 9]]
     found = batches.pass_times(pair.target, pair.draft, texts, gamma=2, batch_size=4,
                                max_new_tokens=8, repeats=2)  # fmt: skip
@@ -426,6 +415,6 @@ def test_times_of_packed_passes_are_measured(pair):
     assert bool(jnp.all(found.passes > 0))
     options = {"gamma": 2, "temperature": 0.0, "max_new_tokens": 8, "batch_size": 4}
     plain = generate(pair.target, None, texts, temperature=0.0, max_new_tokens=8)
-    early = generate(pair.target, pair.draft, texts, budget=budgets.early_stop(found),
-                     sizes=found.sizes, **options)  # fmt: skip
+    early = generate(pair.target, pair.draft, texts, policy=policies.early_stop(found),
+                     passes=found.sizes, **options)  # fmt: skip
     assert [row.tokens for row in early.rows] == [row.tokens for row in plain.rows]

@@ -1,4 +1,4 @@
-"""Our own budget: positions as long as one more raises the batch's tokens per time."""
+"""Our own policy of batches: positions as long as one more raises the batch's tokens per time."""
 
 from typing import NamedTuple
 
@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
-from specjax.budgets.calibrated import Calibrated, Learned
-from specjax.budgets.times import PassTimes
+from specjax.policies.calibrated import Calibrated, Learned
+from specjax.policies.times import PassTimes
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 from specjax.support.ranges import number
@@ -68,11 +68,14 @@ class EarlyStop(Calibrated):
         plain = (rows.astype(jnp.float32) / self.times.smoothed(rows, 0))[None]
         return jnp.argmax(jnp.concatenate([plain, jnp.max(rate[1:], axis=1)])).astype(jnp.int32)
 
-    def chance(self, state, seen):
-        learned, chance = super().chance(state.learned, seen)
-        return state._replace(learned=learned), chance
+    def keep_drafting(self, state, seen):
+        learned, drafting = super().keep_drafting(state.learned, seen)
+        return state._replace(learned=learned), drafting
 
-    def takes(self, state, slot):
+    def chance(self, state, slot):
+        return super().chance(state.learned, slot)
+
+    def verifies(self, state, slot):
         depth, count = state.depth[0], slot.rows + slot.taken
         now, more = (self.times.smoothed(count + i, depth) for i in (0, 1))
         return (slot.gained + slot.chance) * now > slot.gained * more
@@ -83,14 +86,14 @@ class EarlyStop(Calibrated):
 
 
 def early_stop(times: PassTimes, prior: float = 0.7) -> EarlyStop:
-    """Make our own budget, with times measured at its batch size.
+    """Make our own policy of batches, with times measured at its batch size.
 
     Args:
       prior: chance of acceptance at each position before any round.
     """
     if not isinstance(times, PassTimes):
         raise ValueError(
-            f"times={times!r} must be a specjax.budgets.PassTimes: "
+            f"times={times!r} must be a specjax.policies.PassTimes: "
             "`specjax.measure.batches.pass_times` measures one."
         )
     return EarlyStop(jnp.float32(number("prior", prior, "(0, 1)")), times)

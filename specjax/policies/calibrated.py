@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
-from specjax.budgets.base import Budget
+from specjax.policies.base import Policy
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 
@@ -32,8 +32,8 @@ class Learned(NamedTuple):
 
 
 @pytree
-class Calibrated(Budget):
-    """A budget whose chances follow the drafter's belief.
+class Calibrated(Policy):
+    """The base of policies whose chances of slots follow the drafter's belief.
 
     If b is the largest probability in the drafter's belief, known before a token is drawn, the
     token is accepted with the log-odds
@@ -44,6 +44,8 @@ class Calibrated(Budget):
     each row, and shrink towards the mean of the batch. The chance of a slot is the product along
     its row.
     """
+
+    reads_batch = True
 
     prior: Float[Array, ""]  # the chance at each position before any round
 
@@ -58,10 +60,9 @@ class Calibrated(Budget):
         ones = jnp.ones_like(state.reached)
         return state._replace(odds=blank, each=blank, reached=ones), jnp.int32(gamma_max)
 
-    def chance(self, state, seen):
+    def keep_drafting(self, state, seen):
         odds = log_odds(seen.top1)
         each = jax.nn.sigmoid(state.level + state.slope * odds)
-        reached = state.reached * each
 
         def put(old, new):
             return jax.lax.dynamic_update_index_in_dim(old, new, seen.slot, 1)
@@ -69,9 +70,12 @@ class Calibrated(Budget):
         found = state._replace(
             odds=put(state.odds, odds),
             each=put(state.each, jnp.where(seen.drafting, each, 0.0)),
-            reached=reached,
+            reached=state.reached * each,
         )
-        return found, reached
+        return found, seen.drafting
+
+    def chance(self, state, slot):
+        return state.reached
 
     def update(self, state, round_):
         tested = round_.tested
