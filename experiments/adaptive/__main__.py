@@ -1,37 +1,27 @@
 """The command; see the package."""
 
 import pathlib
-import sys
+from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
 from rich.console import Console
 
 import experiments.adaptive
+from experiments import command
 from experiments.adaptive import board, pictures, race
 from experiments.reproduce import pages, study
 from experiments.reproduce.study import Study, open_results
-from specjax.support import command_line, files
-from specjax.support.named import short
+from specjax.support import files
 
 
-def main(_) -> None:
-    config = flags.FLAGS.config
+def main(config, workdir: pathlib.Path) -> None:
     study.check_chain(config, "experiments.adaptive compares lengths of chains")
     race.check(config)
-    workdir = command_line.make_workdir(flags.FLAGS.workdir)
-    console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
+    console = command.console()
     if flags.FLAGS.only_report:
         report(console, workdir, gather(workdir, flags.FLAGS.only_report), config.shown)
         return
     on = Study(config, open_results(workdir, config))
-    if flags.FLAGS.only_costs:
-        for cell in study.keys(config, config.drafts):
-            title = " ".join(short(str(part)) for part in cell.values())
-            deciding = race.deciding_policies(on, cell["draft"])
-            both = [race.cost(on, cell, deciding) for _ in range(2)]
-            board.compare_costs(console, title, *both)
-        return
     report(console, workdir, fill(on), config.shown)
 
 
@@ -40,7 +30,6 @@ def report(console: Console, workdir: pathlib.Path, rows: list[dict], shown: str
     sections = [
         *board.sections(rows, shown),
         pictures.panels(workdir, rows),
-        pictures.lengths(workdir, rows),
         pictures.example(workdir, rows),
         pictures.regrets(workdir, rows),
     ]
@@ -86,22 +75,14 @@ def fill(on: Study) -> list[dict]:
         wanted = ({**cell, "method": name} for name in race.names(on, cell["draft"]))
         return all(study.find(on.results.done, key) for key in wanted)
 
-    missing = [cell for cell in cells if not complete(cell)]
-    # Methods are compared with each other: those of a race that was cut off run again.
-    on.results.keep(lambda row: not any(cell.items() <= row.items() for cell in missing))
-    for cell in (bar := command_line.Steps(missing, unit="race", disable=None)):
-        bar.set_description(" ".join(short(str(part)) for part in cell.values()))
-        for row in race.measure(on, cell):
-            on.results.append({**cell, **row, **study.identity(on)})
-    return [row for cell in cells for row in on.results.done if cell.items() <= row.items()]
+    def measured(**cell: Any) -> list[dict]:
+        return race.measure(on, cell)
+
+    return command.fill(on.results, cells, measured, lambda: study.identity(on), complete)
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
-    flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
-    flags.DEFINE_bool("only_costs", False, "Measure costs twice, compare them, and race nothing.")
     flags.DEFINE_list(
         "only_report", [], "Directories of races run apart: one report of all, and race nothing."
     )
-    flags.mark_flags_as_required(["config", "workdir"])
-    command_line.run(main, experiments.adaptive.__doc__)
+    command.run(main, experiments.adaptive.__doc__, "What to measure.")

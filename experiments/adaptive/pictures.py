@@ -92,41 +92,6 @@ def levelled(found: Sequence[Sequence[Row]]) -> str:
     )
 
 
-def lengths(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
-    """How long the drafts of each method were, and how much of them was kept."""
-    plots.save(workdir / "lengths.png", draw_lengths(board.races(rows)))
-    return Section(
-        "Draft lengths",
-        words="Drafted tokens per target call, over all timed inputs, by what became of them. A "
-        "method without a bar drafted nothing, or was not in that race.",
-        images=("lengths.png",),
-    )
-
-
-def draw_lengths(found: Sequence[Sequence[Row]]) -> Figure:
-    """A panel for each race, a bar for each method."""
-    methods = [*_methods(found, static=True), *_methods(found, static=False)]
-    size = max(MIN_WIDTH, 1.2 + 1.5 * len(found)), 1.2 + 0.2 * len(methods)
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(1, len(found), sharey=True, sharex=True, squeeze=False)[0]
-    for axes, rows in zip(panels, found, strict=True):
-        by = {row["method"]: row for row in rows}
-        there = [i for i, method in enumerate(methods) if method in by]
-        of = [by[methods[i]] for i in there]
-        kept = [row["accepted"] / row["target_calls"] for row in of]
-        lost = [(row["drafted"] - row["accepted"]) / row["target_calls"] for row in of]
-        axes.barh(there, kept, color=ACCEPTED, label="accepted")
-        axes.barh(there, lost, left=kept, color=REJECTED, label="rejected")
-        axes.set_title(f"{board.label(rows[0])}\nα = {rows[0]['alpha']:.2f}", fontsize=9)
-        plots.bare(axes)
-    panels[0].set_yticks(range(len(methods)), methods, fontsize=8)
-    panels[0].invert_yaxis()
-    figure.supxlabel("drafted tokens per target call", fontsize=9)
-    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=8,
-                  loc="outside upper right", ncols=2)  # fmt: skip
-    return figure
-
-
 def example(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
     """The rounds of one output: what was drafted where, and what was kept."""
     plots.save(workdir / "example.png", draw_example(board.races(rows)))

@@ -28,7 +28,7 @@ from specjax.policies.constant import Constant
 from specjax.policies.costs import mean
 from specjax.policies.loading import parse_with_costs, takes
 from specjax.pytrees import pytree
-from specjax.replay import replay, rollouts
+from specjax.replay import replay
 from specjax.replay.rollouts import Rollouts
 from specjax.results import summarize
 from specjax.speculative import Speculative
@@ -428,20 +428,8 @@ def counts(timed: Comparison, name: str) -> dict[str, Any]:
 
 def record(on: Study, draft: str, temperature: float) -> Rollouts:
     """Rollouts along the target's outputs, with hidden states where a head can read them."""
-    config, outputs = on.config, on.outputs(temperature)
-    return rollouts.record(
-        on.target,
-        on.draft(draft),
-        on.texts(len(outputs)),
-        outputs,
-        gamma_max=config.gamma_max,
-        sampling=on.sampling(temperature),
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        batch_size=config.batch_size,
-        max_source_len=config.max_source_len or None,
-        hidden=isinstance(on.draft(draft), Checkpoint),
-    )
+    outputs, hidden = on.outputs(temperature), isinstance(on.draft(draft), Checkpoint)
+    return on.record(draft, temperature, outputs, on.config.gamma_max, hidden=hidden)
 
 
 def loop(

@@ -4,41 +4,30 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.benchmark.bars import Row, bars, select
 from experiments.benchmark.cases import Case, suite
 from experiments.benchmark.forced import expected, rounds
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.printed import TABLES_2_AND_4
 from specjax.measure import report
 
+Row = dict[str, Any]
+
+
+def select(rows: Sequence[Row], wanted: Row) -> list[Row]:
+    """The rows that have these fields."""
+    return [row for row in rows if wanted.items() <= row.items()]
+
 
 def sections(config, rows: Sequence[Row]) -> list[Section]:
-    """All tables that have rows, the bars first."""
+    """All tables that have rows."""
     # Rows of earlier runs lack what is derived of their figures, or have it from another formula.
     rows = [{"share": 1.0} | row | (expected(row) if "rounds" in row else {}) for row in rows]
-    made = [judged(config, rows), decoding(rows), silent(rows), verify(rows)]
-    made += [batches(config, rows), paper(config, rows)]
+    made = [decoding(rows), silent(rows), batches(config, rows), paper(config, rows)]
     return [section for section in made if section.rows]
-
-
-def judged(config, rows: Sequence[Row]) -> Section:
-    """A line for each bar."""
-    lines: list[Row] = []
-    for bar in bars(config):
-        value, verdict = bar.judge(rows)
-        sign = "≤" if bar.at_most else "≥"
-        goal = "–" if bar.goal is None else f"{sign} {bar.goal:g}"
-        lines.append({"bar": bar.name, "demanded": f"{sign} {bar.demand:g}", "goal": goal,
-                      "measured": number(value, 3), "verdict": verdict})  # fmt: skip
-    count = {name: sum(line["verdict"] == name for line in lines) for name in VERDICTS}
-    counts = ", ".join(f"{count[name]} {name}" for name in VERDICTS if count[name])
-    return Section("Bars", [_column(name) for name in lines[0]], lines, f"{counts}.")
 
 
 FAR = 3  # standard errors, beyond which a τ is no luck
 ENOUGH = 8  # keys, for a figure that hangs on what was drawn
-
-VERDICTS = ("met", "missed", "not measured")
 
 
 def _column(name: str) -> report.Column:
@@ -71,6 +60,8 @@ def decoding(rows: Sequence[Row]) -> Section:
         ("speedup", lambda r: _speedup(r) if _is_speculative(r) else "–"),
         ("predicted", lambda r: number(r["predicted"] if _is_speculative(r) else None)),
         ("at α", lambda r: number(r["speedup_at_alpha"] if _is_speculative(r) else None)),
+        ("c", lambda r: number(r["c"] if _is_speculative(r) else None, 3)),
+        ("v(γ)", lambda r: number(r["v"] if _is_speculative(r) else None)),
         ("overhead", lambda r: f"{r['overhead_share']:.1%}" if _is_speculative(r) else "–"),
     ]
     notes = sorted({row["peer_note"] for row in lines if row["peer_note"]})
@@ -174,25 +165,6 @@ def silent(rows: Sequence[Row]) -> Section:
 
 def _ms(pace: Row) -> str:
     return f"{pace['ms']:.2f} ({pace['ms_low']:.2f} to {pace['ms_high']:.2f})"
-
-
-def verify(rows: Sequence[Row]) -> Section:
-    """v by γ, and c."""
-    lines = select(rows, {"kind": "verify"})
-    gammas = sorted({int(gamma) for row in lines for gamma in row["v_by_gamma"]})
-    columns: list[report.Column] = [
-        ("case", named),
-        ("step, ms", lambda row: number(row["target_step_ms"])),
-        ("floor, ms", lambda row: number(row["floor_ms"])),
-        ("c", lambda row: number(row["c"], 3)),
-    ]
-    for gamma in gammas:
-        columns.append((f"v({gamma})", _verify_cost(str(gamma))))
-    return Section("c and v(γ)", columns, lines, "", "In units of a target step.")
-
-
-def _verify_cost(gamma: str):
-    return lambda row: number(row["v_by_gamma"].get(gamma))
 
 
 def batches(config, rows: Sequence[Row]) -> Section:

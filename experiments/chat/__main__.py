@@ -34,11 +34,13 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.rule import Rule
 
-from experiments import plots
+from experiments import figure1, plots
 from experiments.chat import answers, columns, fetch, groups, pictures, tables
 from experiments.chat.groups import Asked
 from experiments.chat.tables import Block
 from experiments.reproduce.study import check_counts, open_results
+from experiments.tasks import questions
+from experiments.tasks.questions import Question
 from specjax import checkpoints, decoding, devices, drafters, policies
 from specjax.checkpoints.tokenizers import has_template, raw_note
 from specjax.cli import defaults
@@ -53,8 +55,6 @@ from specjax.sampling import Sampling
 from specjax.support import command_line, files, named, runs
 from specjax.support.named import short
 from specjax.support.ranges import whole
-from specjax.tasks import questions
-from specjax.tasks.questions import Question
 
 PROMPTS = pathlib.Path(__file__).with_name("prompts.jsonl")
 WIDE = f"{PLAIN}, float32"
@@ -349,7 +349,7 @@ def show_answers(
         console.print(Rule(kind, align="left"))
         console.print(question.turns[0].splitlines()[0], style="bold", markup=False)
         text = turns[PLAIN]["outputs"][0]["text"].strip()
-        answer = [report.printable(line) for line in text.splitlines()]
+        answer = [figure1.printable(line) for line in text.splitlines()]
         cut = ["…"] if len(answer) > LINES else []
         console.print(Padding("\n".join(answer[:LINES] + cut), (0, 2)), markup=False)
         times = [f"{name} {min(turn['decode']):.1f} s" for name, turn in turns.items()]

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import pathlib
-import sys
 import tempfile
 from collections.abc import Mapping
 from types import ModuleType
@@ -11,9 +10,9 @@ from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
-from rich.console import Console
 
 import experiments.reproduce
+from experiments import command
 from experiments.reproduce import (
     alphas,
     beams,
@@ -76,9 +75,7 @@ def lead(config, workdir: pathlib.Path, measured: bool) -> None:
     Args:
       measured: whether to measure what is missing.
     """
-    # A pipe has no width of its own, and 80 columns would cut the tables.
-    # Code is full of brackets, which rich would take for markup.
-    console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
+    console = command.console(140)
     study = Study(config, open_results(workdir, config))
     if measured:
         processes.firsts(study.results.done)

@@ -9,27 +9,29 @@ from typing import Any
 
 import jax
 
+from experiments.tasks.config import load_examples, not_held_out
+from experiments.tasks.examples import Example
 from experiments.train import batches
 from specjax import checkpoints, decoding, drafters, sampling, trees
 from specjax.checkpoints.tensors import read_json
 from specjax.cli import defaults
-from specjax.cli.inputs import load_examples, not_held_out
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.measure import metrics
 from specjax.measure.provenance import Results, dtype_of
+from specjax.replay import rollouts
+from specjax.replay.rollouts import Rollouts
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
 from specjax.support import command_line, processes, runs
 from specjax.support.ranges import listed, whole
-from specjax.tasks.examples import Example
 
 NGRAMS = tuple(drafters.NAMES)
 COUNTS = (  # fields of experiments' configs that are whole numbers ≥ 1
     "alpha_inputs", "timed_inputs", "tau_inputs", "cost_inputs", "repeats", "cost_repeats",
     "cost_tries", "keys_per_repeat", "steps", "batch_size", "max_new_tokens", "gamma",
-    "gamma_max", "verify_gamma", "every", "outputs", "tokens", "resamples",
+    "gamma_max", "every", "outputs", "tokens", "resamples",
 )  # fmt: skip
 LISTS = ("gammas", "static", "batch_sizes", "admits")  # and lists of such numbers
 
@@ -177,6 +179,34 @@ class Study:
             rows = self.decode(None, temperature, count)
             self._outputs[temperature] = [row.tokens for row in rows]
         return self._outputs[temperature][:count]
+
+    def record(
+        self,
+        draft: str,
+        temperature: float,
+        outputs: Sequence[Sequence[int]],
+        gamma_max: int,
+        *,
+        hidden: bool = False,
+    ) -> Rollouts:
+        """Rollouts of a draft along outputs of the first inputs.
+
+        Args:
+          hidden: whether to keep the drafter's hidden states.
+        """
+        return rollouts.record(
+            self.target,
+            self.draft(draft),
+            self.texts(len(outputs)),
+            outputs,
+            gamma_max=gamma_max,
+            sampling=self.sampling(temperature),
+            max_new_tokens=self.config.max_new_tokens,
+            key=jax.random.key(self.config.seed),
+            batch_size=self.config.batch_size,
+            max_source_len=self.config.max_source_len or None,
+            hidden=hidden,
+        )
 
     def alpha(
         self,

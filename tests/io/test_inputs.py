@@ -8,11 +8,12 @@ import pytest
 
 import command_line
 import pairs
+from experiments.tasks import questions
+from experiments.tasks.config import load_examples
 from specjax import decoding
 from specjax.checkpoints import load, tokenizers
 from specjax.cli import doctor, inputs, main, select
 from specjax.support import files
-from specjax.tasks import questions
 
 EOS = "</s>"  # the mark that the pair's tokenizer puts before every text
 TEMPLATE = (
@@ -134,10 +135,10 @@ def test_the_task_of_questions_has_prompts(chat_model, written):
     config = ml_collections.ConfigDict(
         {"task": "spec_bench", "split": "test", "data_dir": path, "target": chat_model}
     )
-    texts = [one.input for one in inputs.load_examples(config)]
+    texts = [one.input for one in load_examples(config)]
     assert texts == [f"{EOS}[user]\n{turn}\n[assistant]" for turn in "ab"]
     config.categories = ("rag",)
-    assert [one.input for one in inputs.load_examples(config)] == texts[1:]
+    assert [one.input for one in load_examples(config)] == texts[1:]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from rich.console import Console
 
 import command_line
 import specjax
+from experiments import tasks
 from experiments.serve import __main__ as serve
 from pairs import TEXTS
-from specjax import tasks
 from specjax.cli import follow
 from specjax.results import Progress, Row
 from specjax.support import files

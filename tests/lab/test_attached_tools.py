@@ -10,13 +10,14 @@ import pytest
 import command_line
 import specjax
 from configs import adaptive, embedded
+from experiments import tasks
 from experiments.adaptive import race as leaderboard
 from experiments.race import __main__ as race
 from experiments.reproduce import alphas, speedups, study, timelines, traces
 from experiments.trace import __main__ as trace
 from experiments.train import medusa
 from pairs import TEXTS
-from specjax import drafters, tasks
+from specjax import drafters
 from specjax.drafters import attached, eagle
 from specjax.policies import constant
 from specjax.replay import replay, rollouts

@@ -9,10 +9,10 @@ import pytest
 import command_line
 import pairs
 from configs import budgets
+from experiments import tasks
 from experiments.budgets import __main__ as comparison
 from experiments.budgets import bias, example, schemes
 from experiments.reproduce.study import Study
-from specjax import tasks
 from specjax.measure import batches
 from specjax.measure.provenance import Results
 from specjax.support import files

@@ -19,13 +19,13 @@ from command_line import ROOT, run
 from configs import pair as pair_config
 from experiments.chat import __main__ as chat
 from experiments.chat import answers, columns, fetch, groups, outputs, pictures, tables
+from experiments.tasks import questions
 from specjax import decoding, drafters, generate
 from specjax.checkpoints import load
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
 from specjax.sampling import Sampling
 from specjax.support import files, memory_maps
-from specjax.tasks import questions
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 FAMILY = ROOT / "families" / "prose" / "target"

@@ -22,17 +22,18 @@ import pytest
 import command_line
 import specjax
 from command_line import ROOT
+from experiments import tasks
 from experiments.beam import __main__ as beam
 from experiments.card import __main__ as card
 from experiments.reproduce import pages, study
+from experiments.tasks import python_source, trees
+from experiments.tasks.examples import Example
 from pairs import TEXTS
-from specjax import decoding, policies, rules, tasks
+from specjax import decoding, policies, rules
 from specjax.cli import defaults, outputs
 from specjax.cli import pairs as pairs_of_config
 from specjax.settings import Settings
 from specjax.support import files, runs
-from specjax.tasks import python_source, trees
-from specjax.tasks.examples import Example
 from tiny_models import slow
 
 BUDGET = 24

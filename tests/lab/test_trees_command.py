@@ -7,9 +7,9 @@ import pytest
 import command_line
 import pairs
 from configs import embedded
+from experiments import tasks
 from experiments.reproduce import figures, speedups, traces
 from experiments.reproduce.study import Study
-from specjax import tasks
 from specjax.measure.provenance import Results
 from specjax.support import files
 

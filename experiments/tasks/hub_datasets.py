@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specjax.tasks.examples import Example
+from experiments.tasks.examples import Example
 
 
 class Corpus(NamedTuple):
