@@ -30,11 +30,6 @@ FAR = 3  # standard errors, beyond which a τ is no luck
 ENOUGH = 8  # keys, for a figure that hangs on what was drawn
 
 
-def _column(name: str) -> report.Column:
-    """A field under its own name."""
-    return name, lambda row: str(row[name])
-
-
 def decoding(rows: Sequence[Row]) -> Section:
     """A line for each case and loop."""
     lines = [

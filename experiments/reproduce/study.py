@@ -282,7 +282,7 @@ def check_chain(config, what: str) -> None:
     if not isinstance(trees.parse(config.tree), trees.Chain):
         raise ValueError(
             f"{what}, and --config.tree={config.tree!r} is no chain: leave it out. "
-            "experiments.trees compares trees, experiments.reproduce draws their rounds (Figure 1)."
+            "specjax select compares trees, experiments.reproduce draws their rounds (Figure 1)."
         )
 
 

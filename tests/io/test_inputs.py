@@ -242,17 +242,13 @@ def test_select_and_doctor(chat_model, written):
     assert doctor.texts(path, chat_model) == (PROMPT, "a\nb")
 
 
-@pytest.mark.parametrize(
-    "module", [*(f"specjax {name}" for name in main.COMMANDS[:4]), "experiments.trees"]
-)
+@pytest.mark.parametrize("module", [f"specjax {name}" for name in main.COMMANDS[:4]])
 def test_mistakes_are_said_in_one_line(module, chat_model, written, tmp_path, monkeypatch, capsys):
     """No model is loaded for a file that is wrong."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
-    draft = "drafts" if module in ("specjax select", "experiments.trees") else "draft"
-    trees = ["--config=configs/trees.py:own", f"--workdir={tmp_path / 'work'}"]
-    flags = trees if module == "experiments.trees" else []
+    draft = "drafts" if module == "specjax select" else "draft"
     outcome = command_line.run(
-        monkeypatch, capsys, module, *flags, f"--config.target={chat_model}",
+        monkeypatch, capsys, module, f"--config.target={chat_model}",
         f"--config.{draft}=lookup", f"--input={written({'messages': []})}",
     )  # fmt: skip
     assert (outcome.status, outcome.stdout) == (1, "")
