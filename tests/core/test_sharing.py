@@ -12,7 +12,6 @@ import pytest
 
 import specjax
 from eagles import eagle_of
-from experiments.reproduce.sharing import apart
 from experiments.train import medusa
 from specjax import decoding, drafters
 from specjax.drafters import attached
@@ -20,7 +19,10 @@ from specjax.drafters.kangaroo import kangaroo
 from specjax.drafters.shallow import Shallow, shallow
 from specjax.drafters.switch import switch
 from specjax.models.attention import TILE
+from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5
+from specjax.models.tapped import Tapped
+from specjax.pytrees import pytree
 from specjax.sampling import Sampling, row_keys
 from table_models import inputs_of
 from test_exits import PROMPTS, logits_of, pointers
@@ -47,6 +49,21 @@ APART = {  # those that run an encoder of their own, or the target's again
     "model": (lambda _: random_model("t5", 40, seed=3, layers=1), 1),
     "exit of another": (lambda _: specjax.early_exit(random_model("t5", 40, seed=3), 2), 2),
 }
+
+
+@pytree
+class Apart(LanguageModel):
+    """A model whose encoding no drafter reads."""
+
+    def encoding(self, inputs):
+        """None: each drafter runs the encoder."""
+
+
+def apart(model):
+    """A target, whole or as a drafter sees it, whose encoding no drafter reads."""
+    if isinstance(model, Tapped):
+        return dataclasses.replace(model, model=apart(model.model))
+    return Apart(**vars(model))
 
 
 def method_of(name):

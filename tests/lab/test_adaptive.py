@@ -213,8 +213,6 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     assert (none.status, none.stderr.count("has no rows of races")) == (1, 1)
     same = command(flags[0], apart[0], f"--only_report={work},{work}")
     assert (same.status, same.stderr.count("both have the race of")) == (1, 1)
-    other = command(f"--config={config_file}:1", flags[1])
-    assert (other.status, other.stderr.count("rows of another config")) == (1, 1)
 
 
 def repeats(**seconds):

@@ -448,15 +448,6 @@ def test_a_comparison_without_a_draft_is_said(decode, monkeypatch):
     assert outcome.stderr.splitlines()[-1].startswith("Nothing is compared: no draft is used")
 
 
-def test_a_workdir_has_one_writer(command, tmp_path):
-    work = tmp_path / "work"
-    work.mkdir()
-    with files.only_writer(work, within=True):
-        second = command("experiments.theory", f"--workdir={work}")
-    refused(second, f"{work} is being written by another process")
-    assert list(work.iterdir()) == []
-
-
 def test_rows_keep_their_settings_and_models(tmp_path):
     """What differs is named, with both values; before the first row nothing is held."""
     results = files.Rows(tmp_path / "results.jsonl")
@@ -747,10 +738,6 @@ NUMBERS = [
     "speedup_decode_high", "speedup_end_to_end", "autoregressive_ms_per_token",
     "speculative_ms_per_token", "tokens", "target_calls", "batch", "timed_inputs", "repeats",
 ]  # fmt: skip
-FACTS = [
-    "draft", "target", "task", "split", "run", "commit", "python", "jax", "jaxlib", "flax",
-    "transformers", "numpy", "platform", "device", "dtype",
-]  # fmt: skip
 
 
 def check_speedup(row):
@@ -771,7 +758,7 @@ def check_speedup(row):
 
 
 def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
-    """Everything that it writes; then an interruption, another config, an unwritable place."""
+    """Everything that it writes; the report from rows alone; an unwritable place."""
     examples = [tasks.Example(f"{text} $[b]$", text) for text in TEXTS]
     monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples)
     monkeypatch.setattr(beam, "DRAFT_WIDTHS", (4,))
@@ -783,7 +770,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert "3 of 29: alpha, draft, T = 1\n" in outcome.stderr
     assert "timing plain decoding and speculative, turn 1 of 1" in outcome.progress
     assert {path.name for path in work.iterdir()} == {
-        "results.jsonl", "report.md", "alphas.png", "speedups.png", "trace.png", "trace.html",
+        "results.jsonl", "report.md", "alphas.png", "speedups.png", "trace.png",
         "timeline.png", "positions.png", "ngram.npz", "run.json",
     }  # fmt: skip
     found = rows((work / "results.jsonl").read_text())
@@ -798,11 +785,6 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
         "alpha": {16}, "speedup": {1}, "lenience": {16}, "quality": {16}, "beam": {8}, "trace": {1},
         "timeline": {1},
     }  # fmt: skip
-    for row in found:
-        for name in FACTS:
-            assert isinstance(row[name], str), name
-            assert row[name], name
-        assert row["seed"] == 0
     for row in by["speedup"]:
         check_speedup(row)
     for row in by["alpha"]:
@@ -849,24 +831,13 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     title = f"draft, γ={traced['gamma']}, T={traced['temperature']:g}: {calls}"
     assert f"$[b]$\n{title}" in outcome.stdout
     assert title in report
-    assert title in (work / "trace.html").read_text()
     for row in by["timeline"]:
         assert [event[0] for event in row["events"]].count("start") == 1
         assert len(row["output"]) == len(by["timeline"][0]["output"]) > 0
     for name in re.findall(r"\]\(([\w/.]+)\)", report):
         assert (work / name).stat().st_size > 0, name
 
-    # Cut within the last row: the others are kept as they are, and nothing is doubled.
-    lines = (work / "results.jsonl").read_bytes().splitlines(keepends=True)
-    (work / "results.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:50])
-    (work / "report.md").unlink()
-    assert job(f"--workdir={work}").status == 0
     again = (work / "results.jsonl").read_bytes().splitlines(keepends=True)
-    assert again[:-1] == lines[:-1]
-    last, cut = (json.loads(of[-1]) | {"events": len(json.loads(of[-1])["events"])}
-                 for of in (again, lines))  # fmt: skip
-    assert last == cut
-    assert (work / "report.md").exists()
 
     # The report again from rows alone, of which some are from another commit and say less.
     made = [json.loads(line) for line in again]
@@ -887,9 +858,6 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert report.count("commit 0123456789") == 1
     (work / "results.jsonl").write_bytes(b"".join(again))
 
-    other = command("experiments.reproduce", f"--config={config_file}:1", f"--workdir={work}")
-    refused(other, "rows of another config", work)
-    assert (work / "results.jsonl").read_bytes() == b"".join(again)
     refused(job(f"--workdir={config_file}/below"), "Cannot write to", "--workdir")
     refused(job(f"--workdir={work}", "--config.tables=('beams',)"), "no 'beams'", "quality")
 
@@ -960,18 +928,13 @@ def test_every_config_loads(name, argument):
     ("name", "config", "flag", "message"),
     [
         ("adaptive", "adaptive", "gammas=('a',)", "gammas='a'"),
-        ("batch", "batch", "batch_sizes=(4, 0)", "batch_sizes=0"),
         ("benchmark", "benchmark_cpu", "gammas=('a',)", "gammas='a'"),
         ("benchmark", "benchmark_cpu", "repeats=0", "repeats=0"),
-        ("distil", "distil", "tau_inputs=0", "tau_inputs=0"),
-        ("quantised", "quantised", "quality_inputs=0", "quality_inputs=0"),
         ("reproduce", "embedded", "gammas=('a',)", "gammas='a'"),
         ("reproduce", "embedded", "gammas=()", "gammas=()"),
         ("reproduce", "embedded", "tables=('quality',)", "quality_inputs=0"),
         ("serve", "serve", "admits=(1, 0)", "admits=0"),
-        ("switch", "switch", "gammas=(3, 0)", "gammas=0"),
         ("trace", "embedded", "batch_size=0", "batch_size=0"),
-        ("trees", "trees", "repeats=0", "repeats=0"),
         ("when", "when", "draws=0", "draws=0"),
         ("when", "when", "resamples=0", "resamples=0"),
     ],
