@@ -16,7 +16,6 @@ from specjax.support import command_line
 from specjax.support.named import short
 
 flags.disclaim_key_flags()  # --help shows them as the command's own
-Cell = dict[str, Any]
 Row = dict[str, Any]
 
 
@@ -39,10 +38,10 @@ def run(main: Callable[[Any, pathlib.Path], Any], usage: str | None, config: str
 
 def fill(
     results: Results,
-    cells: Sequence[Cell],
+    cells: Sequence[Row],
     measure: Callable[..., Iterable[Row]],
     facts: Callable[[], Mapping[str, Any]],
-    complete: Callable[[Cell], bool] | None = None,
+    complete: Callable[[Row], bool] | None = None,
 ) -> list[Row]:
     """Measure the cells that are missing, and return the rows of all cells in order.
 
@@ -54,7 +53,7 @@ def fill(
       complete: whether the rows of a cell are all there; default: any is.
     """
 
-    def rows_of(cell: Cell) -> list[Row]:
+    def rows_of(cell: Row) -> list[Row]:
         return [row for row in results.done if cell.items() <= row.items()]
 
     missing = [cell for cell in cells if not (complete or rows_of)(cell)]

@@ -4,12 +4,11 @@ import pathlib
 from typing import Any
 
 from absl import flags
-from rich.console import Console
 
 import experiments.adaptive
 from experiments import command
 from experiments.adaptive import board, pictures, race
-from experiments.reproduce import pages, study
+from experiments.reproduce import study
 from experiments.reproduce.study import Study, open_results
 from specjax.support import files
 
@@ -17,26 +16,14 @@ from specjax.support import files
 def main(config, workdir: pathlib.Path) -> None:
     study.check_chain(config, "experiments.adaptive compares lengths of chains")
     race.check(config)
-    console = command.console()
-    if flags.FLAGS.only_report:
-        report(console, workdir, gather(workdir, flags.FLAGS.only_report), config.shown)
-        return
-    on = Study(config, open_results(workdir, config))
-    report(console, workdir, fill(on), config.shown)
-
-
-def report(console: Console, workdir: pathlib.Path, rows: list[dict], shown: str) -> None:
-    """Tables and figures, in the workdir and for the terminal."""
+    apart = flags.FLAGS.only_report
+    rows = gather(workdir, apart) if apart else fill(Study(config, open_results(workdir, config)))
     sections = [
-        *board.sections(rows, shown),
+        *board.sections(rows, config.shown),
         pictures.panels(workdir, rows),
-        pictures.example(workdir, rows),
         pictures.regrets(workdir, rows),
     ]
-    title = f"{rows[0]['task']}: how long should a draft be?"
-    pages.write(workdir, title, sections, rows)
-    pages.show(console, sections, rows)
-    console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
+    command.publish(workdir, f"{rows[0]['task']}: how long should a draft be?", sections, rows)
 
 
 def gather(workdir: pathlib.Path, directories: list[str]) -> list[dict]:

@@ -249,8 +249,6 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     still = next(row for row in rows if row["method"] == best)
     for row in rows:
         row["oracle_timed"] = bound
-        if row["method"] not in (best, config.shown):
-            del row["trail"]
         row["closed_timed"] = closed(still, row, bound)
         if row["closed_timed"] is None:
             row["closed"] = None
@@ -341,8 +339,7 @@ def losses(
     key: Key[Array, ""],
 ) -> dict[str, dict[str, Any]]:
     """In replay, for each method: `regret`, what was lost to the fastest way by the time there are
-    `regret_at` tokens, in tokens of plain decoding, a mean over outputs; and `trail`, what each
-    round of the first output drafted, by position, with its end."""
+    `regret_at` tokens, in tokens of plain decoding, a mean over outputs."""
     table = known[fitting.POLICIES]
     decoded: dict[str, tuple[Policy, Costs]] = {
         static(gamma): (constant(gamma), known[static(gamma)]) for gamma in on.config.static
@@ -359,14 +356,9 @@ def losses(
     at = np.unique(np.linspace(0, count - 1, POINTS).astype(int))
     for name, trail in zip(everyone, trails, strict=True):
         curve = replay.regret(trail, recorded, key, own[name], ways).mean(axis=0)
-        rounds = np.flatnonzero(trail[0] >= 0)
         found[name] = {
             "regret_at": at.tolist(),
             "regret": np.round(curve[at] / float(own[name].token), 3).tolist(),
-            "trail": [
-                *([int(where), int(trail[0, where])] for where in rounds),
-                [int(recorded.emitted[0]), 0],
-            ],
         }
     return found
 

@@ -8,14 +8,10 @@ from experiments.benchmark.cases import Case, suite
 from experiments.benchmark.forced import expected, rounds
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.printed import TABLES_2_AND_4
+from experiments.reproduce.study import rows_of
 from specjax.measure import report
 
 Row = dict[str, Any]
-
-
-def select(rows: Sequence[Row], wanted: Row) -> list[Row]:
-    """The rows that have these fields."""
-    return [row for row in rows if wanted.items() <= row.items()]
 
 
 def sections(config, rows: Sequence[Row]) -> list[Section]:
@@ -34,7 +30,7 @@ def decoding(rows: Sequence[Row]) -> Section:
     """A line for each case and loop."""
     lines = [
         {**row, **row[loop], "loop": loop}
-        for row in select(rows, {"kind": "decode"})
+        for row in rows_of(rows, {"kind": "decode"})
         for loop in ("autoregressive", "speculative")
         if loop in row
     ]
@@ -150,7 +146,7 @@ def silent(rows: Sequence[Row]) -> Section:
     return Section(
         "A loop that drafts nothing",
         columns,
-        select(rows, {"kind": "silent"}),
+        rows_of(rows, {"kind": "silent"}),
         "",
         "A speculative loop whose policy never drafts, with a verify pass of one position. It does "
         "what plain decoding does, and more: above 1, beyond the noise, the baseline is slower "
@@ -166,7 +162,7 @@ def batches(config, rows: Sequence[Row]) -> Section:
     """Tokens per second by batch, and where speculation stops paying."""
     base = Case(**config.base.to_dict()).cell
     del base["batch"]
-    lines = [row for row in select(rows, {**base, "kind": "decode"}) if "speedup" in row]
+    lines = [row for row in rows_of(rows, {**base, "kind": "decode"}) if "speedup" in row]
     lines.sort(key=lambda row: row["batch"])
     if len(lines) < 2:
         return Section("Batches")
@@ -232,7 +228,7 @@ def paper(config, rows: Sequence[Row]) -> Section:
     """Tables 2 and 4 at their α and γ."""
     lines: list[dict[str, Any]] = []
     for case in suite(config)["paper"]:
-        for row in select(rows, case.cell):
+        for row in rows_of(rows, case.cell):
             setting = case.draft, case.gamma, case.alpha, case.temperature
             lines += [
                 {**row, "paper": printed}

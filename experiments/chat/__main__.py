@@ -38,7 +38,7 @@ from experiments import figure1, plots
 from experiments.chat import answers, columns, fetch, groups, pictures, tables
 from experiments.chat.groups import Asked
 from experiments.chat.tables import Block
-from experiments.reproduce.study import check_counts, open_results
+from experiments.reproduce.study import check_counts, open_results, rows_of
 from experiments.tasks import questions
 from experiments.tasks.questions import Question
 from specjax import checkpoints, decoding, devices, drafters, policies
@@ -284,7 +284,7 @@ def fill(bench: Bench) -> None:
         for t, batch in cells
         for group in groups.grouped(bench.asked, batch, config.group_size)
     ]
-    missing = [(at, group) for at, group in wanted if len(found(results.done, at)) < count]
+    missing = [(at, group) for at, group in wanted if len(rows_of(results.done, at)) < count]
     # The rows of a group are written together; of one that was cut off, none is kept.
     results.keep(lambda row: not any(at.items() <= row.items() for at, _ in missing))
     bar = command_line.Steps(total=len(wanted), initial=len(wanted) - len(missing),
@@ -317,11 +317,6 @@ def decoder_of(bench: Bench, ways: Mapping[str, Way], bar: command_line.Steps) -
     )
 
 
-def found(rows: Sequence[Mapping[str, Any]], at: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The rows with these fields."""
-    return [row for row in rows if at.items() <= row.items()]
-
-
 def too_long(left_out: Sequence[Question], limit: int) -> str:
     """Say which questions are left out."""
     ids = [str(one.question_id) for one in left_out]
@@ -342,7 +337,7 @@ def show_answers(
     known = {(one.question.kind, one.question.question_id): one.question for one in asked}
     first = {name: rows[0][name] for name in ("temperature", "batch")}
     for kind in dict.fromkeys(row["category"] for row in rows):
-        some = found(rows, {**first, "category": kind, "group": 0})
+        some = rows_of(rows, {**first, "category": kind, "group": 0})
         turns = {row["method"]: row["batches"][0]["turns"][0] for row in some}
         same = all(turn["outputs"][0]["same"] for turn in turns.values())
         question = known[kind, some[0]["batches"][0]["questions"][0]]
@@ -394,7 +389,7 @@ def write_report(bench: Bench, workdir: pathlib.Path, made: Made) -> None:
     ]
     if bench.too_long:
         parts.append(too_long(bench.too_long, bench.limit))
-    if unasked := sum(batch["unasked"] for row in found(rows, {"method": PLAIN})
+    if unasked := sum(batch["unasked"] for row in rows_of(rows, {"method": PLAIN})
                       for batch in row["batches"]):  # fmt: skip
         parts.append(f"{unasked} later turns of batches were too long, and not asked.")
     for block, figures, costs in made:

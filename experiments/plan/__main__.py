@@ -74,7 +74,7 @@ def main(_) -> None:
     use_virtual_devices(max(math.prod(sizes.values()) for sizes in meshes.values()))
     workdir = command_line.make_workdir(args.workdir) if args.workdir else None
     results = provenance.Results(workdir / "plan.jsonl") if workdir else None
-    console, rows = command.console(), []
+    rows = []
     for text, sizes in meshes.items():
         for row in plans(config, text, sizes, given, args, results.done if results else ()):
             rows.append(row)
@@ -83,7 +83,7 @@ def main(_) -> None:
     if workdir is not None and results is not None:
         columns = [("target", lambda row: short(row["target"])), *COLUMNS]
         files.write_text(workdir / "plan.md", report.markdown(columns, results.done) + "\n")
-    report.show(console, COLUMNS, rows, f"{short(config.target)}, on each device")
+    report.show(command.console(), COLUMNS, rows, f"{short(config.target)}, on each device")
 
 
 def show_training(config, meshes: Sequence[str], memory: float | None, args) -> None:
@@ -104,8 +104,8 @@ def show_training(config, meshes: Sequence[str], memory: float | None, args) -> 
         for row in rows:
             if not find(results.done, row):
                 results.append(row)
-    console = command.console()
-    report.show(console, TRAINING, rows, f"Training {short(config.start)}, on each device")
+    title = f"Training {short(config.start)}, on each device"
+    report.show(command.console(), TRAINING, rows, title)
 
 
 def check(args, config) -> None:

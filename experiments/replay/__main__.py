@@ -29,7 +29,6 @@ Prints a table and writes replay.jsonl and report.md to the workdir, or else the
 """
 
 import pathlib
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,11 +75,8 @@ def main(_) -> None:
     key, draws = jax.random.key(args.seed), args.draws
     if row["temperature"] == 0 and not counted:
         draws = 1
-    begin = time.perf_counter()
     lines = evaluate(chosen, found, known, key, draws, carry=args.carry)
-    seconds = time.perf_counter() - begin
     title = f"{short(row['draft'])}, T={row['temperature']:g}: {row['outputs']} outputs"
-    remark = f"{remark} {len(lines)} policies in {seconds:.1f} s, compilation included.".strip()
     rows = keep(workdir, lines, row, args.seed)
     section = Section(title, COLUMNS, rows, remark, LEGEND)
     command.publish(workdir, f"Replay of {title}", [section], rows)

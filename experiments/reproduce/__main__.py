@@ -18,7 +18,6 @@ from experiments.reproduce import (
     beams,
     figures,
     lenience,
-    pages,
     quality,
     side_by_side,
     speedups,
@@ -75,7 +74,7 @@ def lead(config, workdir: pathlib.Path, measured: bool) -> None:
     Args:
       measured: whether to measure what is missing.
     """
-    console = command.console(140)
+    console = command.console()
     study = Study(config, open_results(workdir, config))
     if measured:
         processes.firsts(study.results.done)
@@ -88,14 +87,12 @@ def lead(config, workdir: pathlib.Path, measured: bool) -> None:
         raise ValueError(f"{study.results.path} has no table that is complete: measure first.")
     sections = [TABLES[name].section(config, of) for name, of in by_table.items()]
     if {"alpha", "speedup"} <= by_table.keys():
-        both = side_by_side.section(config, by_table["alpha"], by_table["speedup"])
-        sections.insert(0, both)
+        tables = by_table["alpha"], by_table["speedup"]
+        sections.insert(0, side_by_side.section(config, *tables))
     figures.draw(config, workdir, rows)
-    pages.write(workdir, f"{config.task}: the paper's tables, measured", sections, rows)
-    pages.show(console, sections, rows)
+    command.publish(workdir, f"{config.task}: the paper's tables, measured", sections, rows)
     for row in by_table.get("trace", ()):
         console.print(traces.coloured(row))
-    console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
     if timed := by_table.get("speedup"):
         console.print(speedups.conclusion(timed), soft_wrap=True)
 

@@ -10,10 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments import figure1
+from experiments import figure1, plots
 from experiments.reproduce import timelines, traces
 from experiments.reproduce.pages import paper_alpha
-from specjax.support import files
 from specjax.support.named import short
 
 RING: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "0.2", "zorder": 3}
@@ -27,29 +26,24 @@ def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
     if alphas := of.get("alpha"):
         papers = [paper_alpha(config, short(row["draft"]), row["temperature"]) for row in alphas]
         drawn = [{**row, "paper": paper} for row, paper in zip(alphas, papers, strict=True)]
-        _save(workdir / "alphas.png", draw_alphas(drawn, [short(r["draft"]) for r in drawn]))
+        plots.save(workdir / "alphas.png", draw_alphas(drawn, [short(r["draft"]) for r in drawn]))
     if timed := of.get("speedup"):
         labels = [_label(row) for row in timed]
-        _save(workdir / "speedups.png", draw_speedups(timed, labels))
-        _save(
+        plots.save(workdir / "speedups.png", draw_speedups(timed, labels))
+        plots.save(
             workdir / "positions.png",
             draw_positions(timed, [short(r["draft"]) for r in timed]),
         )
     if traced := of.get("trace"):
         (row,) = traced
         shown = row["lines"], row["input"], traces.setting(row)
-        _save(workdir / "trace.png", figure1.draw(*shown))
+        plots.save(workdir / "trace.png", figure1.draw(*shown))
     if stepped := of.get("timeline"):
-        _save(workdir / "timeline.png", timelines.draw(timelines.runs(stepped)))
+        plots.save(workdir / "timeline.png", timelines.draw(timelines.runs(stepped)))
 
 
 def _label(row: dict[str, Any]) -> str:
     return f"{short(row['draft'])}\nT={row['temperature']:g} γ={row['gamma']}"
-
-
-def _save(path: pathlib.Path, figure: Figure) -> None:
-    with files.replacing(path) as part:
-        figure.savefig(part, format="png", dpi=160)
 
 
 def draw_speedups(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:

@@ -288,7 +288,12 @@ def check_chain(config, what: str) -> None:
 
 def find(rows: Sequence[Mapping[str, Any]], cell: Mapping[str, Any]) -> dict[str, Any] | None:
     """The row of a cell, if it is there."""
-    return next((dict(row) for row in rows if cell.items() <= row.items()), None)
+    return next(iter(rows_of(rows, cell)), None)
+
+
+def rows_of(rows: Sequence[Mapping[str, Any]], cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows that have these fields."""
+    return [dict(row) for row in rows if cell.items() <= row.items()]
 
 
 def keys(config, drafts: Sequence[str]) -> list[dict[str, Any]]:

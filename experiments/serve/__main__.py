@@ -19,8 +19,9 @@ import jax
 import numpy as np
 
 from experiments import command
+from experiments.adaptive.board import within
 from experiments.reproduce.pages import Section, number
-from experiments.reproduce.study import Study, identity, open_results
+from experiments.reproduce.study import Study, identity, open_results, rows_of
 from specjax import decoding
 from specjax.decoding import Request, Running
 from specjax.loop import Method
@@ -166,17 +167,12 @@ def title(cell: Mapping[str, Any]) -> str:
 
 def throughput(rows: Sequence[dict[str, Any]], cell: Mapping[str, Any]) -> Section:
     """Tokens per second of a cell's rows."""
-    mine = [row for row in rows if cell.items() <= row.items()]
-
-    def ratio(row) -> str:
-        low, high = row["of_batches_low"], row["of_batches_high"]
-        return f"{row['of_batches']:.2f} ({low:.2f}–{high:.2f})"
-
+    mine = rows_of(rows, cell)
     columns: list[report.Column] = [
         ("decoding", lambda row: row["method"]),
         ("admits", lambda row: "batches" if row["admits"] == row["batch"] else str(row["admits"])),
         ("tokens/s", lambda row: number(row["tokens_per_s"], 0)),
-        ("of whole batches", ratio),
+        ("of whole batches", lambda row: within(row, "of_batches")),
         ("tokens", lambda row: f"{row['tokens']:,}"),
         (
             "shortest, median, longest",

@@ -189,7 +189,7 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     for name in re.findall(r"\]\(([\w/.]+)\)", report):
         assert (work / name).stat().st_size > 0, name
     assert {path.name for path in work.iterdir()} == {
-        "results.jsonl", "report.md", "speedups.png", "example.png", "regret.png",
+        "results.jsonl", "report.md", "speedups.png", "regret.png",
         "run.json",
     }  # fmt: skip
 
@@ -405,18 +405,6 @@ def test_a_panel_for_each_race():
     upright = [line.get_xdata()[0] for line in first.lines if list(line.get_ydata()) == [0, 1]]
     assert upright == [1, 1.2, 2.0]
     assert len([line for line in second.lines if line.get_marker() == "o"]) == 1
-
-
-def test_rounds_of_one_output():
-    """Rounds at 0, 4 and 6 that drafted 5, 5 and 2 of 8 tokens: 3, 1 and 1 were kept."""
-    race = [
-        row_of("γ=3", 1.2, 1.0, trail=[[0, 5], [4, 5], [6, 2], [8, 0]]),
-        row_of("svip", 1.1, 0.9),
-    ]
-    (axes,) = pictures.draw_example([race]).axes
-    bars = [(b.get_x(), b.get_width()) for b in axes.patches]
-    assert bars == [(0, 3), (3, 2), (4, 1), (5, 4), (6, 1), (7, 1)]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["γ=3"]
 
 
 @pytest.mark.parametrize("draw", [pictures.draw_panels, pictures.draw_regrets])

@@ -12,7 +12,7 @@ import pairs
 import several
 
 MADE = {"results.jsonl", "report.md", "run.json", "alphas.png"}
-TIMED = {"speedups.png", "positions.png", "trace.png", "trace.html", "timeline.png"}
+TIMED = {"speedups.png", "positions.png", "trace.png", "timeline.png"}
 # Fields that differ between runs, and times; `tau_expected` and others follow from α.
 OWN = {"command", "load_per_core", "run", "devices", "events"}
 
