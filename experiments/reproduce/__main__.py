@@ -15,7 +15,6 @@ import experiments.reproduce
 from experiments import command
 from experiments.reproduce import (
     alphas,
-    beams,
     figures,
     lenience,
     quality,
@@ -37,7 +36,6 @@ TABLES: dict[str, ModuleType] = {
     "speedup": speedups,
     "lenience": lenience,
     "quality": quality,
-    "beam": beams,
     "trace": traces,
     "timeline": timelines,
 }
@@ -61,10 +59,6 @@ def check(config) -> None:
     known = [name for name in TABLES if name not in FIGURES]
     if unknown := [name for name in config.tables if name not in known]:
         raise ValueError(f"tables: no {unknown[0]!r}; choose from {', '.join(known)}.")
-    if "beam" in config.tables and config.get("mesh", ""):
-        raise ValueError(
-            f'tables: "beam" is for one device, and mesh={config.mesh!r} is given: leave one out.'
-        )
     check_counts(config, *(f"{name}_inputs" for name in config.tables))
 
 

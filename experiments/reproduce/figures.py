@@ -1,4 +1,4 @@
-"""Figures: speedups and α as bars, Figure 1 and Figure 5 from one output."""
+"""Figures: speedups as bars, Figure 1 and Figure 5 from one output."""
 
 import math
 import pathlib
@@ -12,10 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments import figure1, plots
 from experiments.reproduce import timelines, traces
-from experiments.reproduce.pages import paper_alpha
 from specjax.support.named import short
-
-RING: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "0.2", "zorder": 3}
 
 
 def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -23,10 +20,6 @@ def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
     of = {
         name: [row for row in rows if row["table"] == name] for name in {r["table"] for r in rows}
     }
-    if alphas := of.get("alpha"):
-        papers = [paper_alpha(config, short(row["draft"]), row["temperature"]) for row in alphas]
-        drawn = [{**row, "paper": paper} for row, paper in zip(alphas, papers, strict=True)]
-        plots.save(workdir / "alphas.png", draw_alphas(drawn, [short(r["draft"]) for r in drawn]))
     if timed := of.get("speedup"):
         labels = [_label(row) for row in timed]
         plots.save(workdir / "speedups.png", draw_speedups(timed, labels))
@@ -93,44 +86,6 @@ def draw_speedups(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figu
         "predicted, Thm 3.8 (v = 1); ▲ where beyond the axis",
     )
     figure.legend(made, names, frameon=False, fontsize=8, loc="outside upper center", ncols=2)
-    return figure
-
-
-def draw_alphas(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
-    """Draw α of each draft with its interval, a colour for each temperature; the paper's as rings.
-
-    Args:
-      rows: with temperature, alpha, low and high of its interval, and paper; the last three may be
-        None.
-      labels: of each row's draft.
-    """
-    figure = Figure(figsize=(7, 0.45 * len(set(labels)) + 1.6), layout="constrained")
-    axes = figure.add_subplot()
-    places = {name: y for y, name in enumerate(dict.fromkeys(labels))}
-    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
-    height = 0.8 / len(temperatures)
-    for i, temperature in enumerate(temperatures):
-        chosen = [
-            (r, n) for r, n in zip(rows, labels, strict=True) if r["temperature"] == temperature
-        ]
-        y = [places[name] + (i - (len(temperatures) - 1) / 2) * height for _, name in chosen]
-        alphas = [row["alpha"] for row, _ in chosen]
-        errors = [
-            [0 if row[end] is None else abs(row["alpha"] - row[end]) for row, _ in chosen]
-            for end in ("low", "high")
-        ]
-        axes.barh(y, alphas, height * 0.9, xerr=errors, label=f"T={temperature:g}",
-                  color=("#1f4e8c", "#e08a2e")[i % 2], error_kw={"linewidth": 1})  # fmt: skip
-        for (row, _), at in zip(chosen, y, strict=True):
-            if row["paper"] is not None:
-                axes.plot(row["paper"], at, "o", **RING)
-    axes.plot([], [], "o", label="the paper's row", **RING)
-    axes.set_yticks(list(places.values()), list(places))
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1)
-    axes.set_xlabel("α")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=3)
     return figure
 
 

@@ -23,7 +23,6 @@ import command_line
 import specjax
 from command_line import ROOT
 from experiments import tasks
-from experiments.beam import __main__ as beam
 from experiments.card import __main__ as card
 from experiments.reproduce import pages, study
 from experiments.tasks import python_source, trees
@@ -724,7 +723,7 @@ def config_file(pair, tmp_path):
         "    config.max_new_tokens = 24\n"
         "    config.alpha_inputs = config.quality_inputs = 3\n"
         "    config.timed_inputs = config.lenience_inputs = 2\n"
-        "    config.beam_inputs = config.repeats = 1\n"
+        "    config.repeats = 1\n"
         "    config.gammas = (1, 2)\n"
         "    config.seed = int(seed)\n"
         "    return config\n"
@@ -761,28 +760,27 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     """Everything that it writes; the report from rows alone; an unwritable place."""
     examples = [tasks.Example(f"{text} $[b]$", text) for text in TEXTS]
     monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples)
-    monkeypatch.setattr(beam, "DRAFT_WIDTHS", (4,))
     work = tmp_path / "work"
     job = functools.partial(command, "experiments.reproduce", f"--config={config_file}")
     outcome = job(f"--workdir={work}")
     assert outcome.status == 0, outcome.stderr
     # Progress, through a pipe too.
-    assert "3 of 29: alpha, draft, T = 1\n" in outcome.stderr
+    assert "3 of 28: alpha, draft, T = 1\n" in outcome.stderr
     assert "timing plain decoding and speculative, turn 1 of 1" in outcome.progress
     assert {path.name for path in work.iterdir()} == {
-        "results.jsonl", "report.md", "alphas.png", "speedups.png", "trace.png",
+        "results.jsonl", "report.md", "speedups.png", "trace.png",
         "timeline.png", "positions.png", "ngram.npz", "run.json",
     }  # fmt: skip
     found = rows((work / "results.jsonl").read_text())
     by = {name: [row for row in found if row["table"] == name] for name in
-          ("alpha", "speedup", "lenience", "quality", "beam", "trace", "timeline")}  # fmt: skip
+          ("alpha", "speedup", "lenience", "quality", "trace", "timeline")}  # fmt: skip
     assert {name: len(of) for name, of in by.items()} == {
-        "alpha": 4, "speedup": 2, "lenience": 16, "quality": 2, "beam": 1, "trace": 1,
+        "alpha": 4, "speedup": 2, "lenience": 16, "quality": 2, "trace": 1,
         "timeline": 3,
     }  # fmt: skip
     batches = {name: {row["batch"] for row in of} for name, of in by.items()}
     assert batches == {
-        "alpha": {16}, "speedup": {1}, "lenience": {16}, "quality": {16}, "beam": {8}, "trace": {1},
+        "alpha": {16}, "speedup": {1}, "lenience": {16}, "quality": {16}, "trace": {1},
         "timeline": {1},
     }  # fmt: skip
     for row in by["speedup"]:
@@ -805,7 +803,6 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
         assert min(alphas) == row["alpha"]
         assert max(alphas) > row["alpha"]
     assert [row["identical"] for row in by["quality"] if row["temperature"] == 0] == [1.0]
-    assert by["beam"][0]["identical"] == by["beam"][0]["inputs"] == 1
     report = (work / "report.md").read_text()
     for title in (
         "All drafts side by side",
@@ -813,7 +810,6 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
         "Tables 2 and 4",
         "Table 5",
         "Quality",
-        "A.4",
         "Figure 1",
         "Figure 5",
     ):
@@ -824,7 +820,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert "Warning" not in report
     sources = re.findall(r"^(\d+) rows?: commit \S+; dtype float32; batch (\d+); seed 0\..*$",
                          report, re.MULTILINE)  # fmt: skip
-    assert sources == [("2", "1"), ("4", "16"), ("2", "1"), ("16", "16"), ("2", "16"), ("1", "8"),
+    assert sources == [("2", "1"), ("4", "16"), ("2", "1"), ("16", "16"), ("2", "16"),
                        ("1", "1"), ("3", "1")]  # fmt: skip
     (traced,) = by["trace"]
     calls = f"{traced['tokens']} tokens in {traced['target_calls']} target calls"
@@ -851,7 +847,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert outcome.status == 0, outcome.stderr
     assert "Not measured, and left out: timeline." in outcome.stdout
     report = (work / "report.md").read_text()
-    assert "> **Warning: the 26 rows of this report are not of one run: commit " in report
+    assert "> **Warning: the 25 rows of this report are not of one run: commit " in report
     assert "0123456789 (4)" in report.splitlines()[2]
     assert "4 rows: commit 0123456789; dtype float32; batch –; seed 0; where the rows" in report
     assert "their config has batch_size=16." in report
@@ -859,7 +855,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     (work / "results.jsonl").write_bytes(b"".join(again))
 
     refused(job(f"--workdir={config_file}/below"), "Cannot write to", "--workdir")
-    refused(job(f"--workdir={work}", "--config.tables=('beams',)"), "no 'beams'", "quality")
+    refused(job(f"--workdir={work}", "--config.tables=('beam',)"), "no 'beam'", "quality")
 
 
 def test_the_demo_has_two_rows():

@@ -279,12 +279,3 @@ def test_speedups_and_tables(tmp_path):
     assert [text.get_text() for text in axes.texts] == ["3.5"]
     assert axes.get_xticklabels()[0].get_text() == "small\nT=0 γ=4"
     assert figure.legends[0].get_texts()[0].get_text().startswith("measured")
-
-
-def test_alphas_without_an_interval(tmp_path):
-    """Few outputs have none, and no whisker."""
-    known = {"temperature": 0.0, "alpha": 0.7, "low": 0.6, "high": 0.75, "paper": None}
-    figure = figures.draw_alphas([known, known | {"low": None, "high": None}], ["a", "b"])
-    figure.savefig(tmp_path / "alphas.png")
-    ends = [path.vertices[:, 0].tolist() for path in figure.axes[0].collections[0].get_paths()]
-    assert ends == [pytest.approx([0.6, 0.75]), pytest.approx([0.7, 0.7])]
