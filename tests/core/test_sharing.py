@@ -110,7 +110,7 @@ def test_a_shallow_decoder_of_a_umt5_has_its_layers_biases():
 
 
 def test_a_target_can_keep_its_encoding(monkeypatch):
-    """As experiments.reproduce.sharing compares it: the draft encodes again."""
+    """Where nothing is shared, the draft encodes again."""
     method = method_of("early_exit")
     method = dataclasses.replace(method, target=apart(method.target))
     assert len(encoded(monkeypatch, method)[0]) == 2
