@@ -22,7 +22,6 @@ def get_config(part: str = "all") -> ml_collections.ConfigDict:
         raise ValueError(f"a part {part!r} is not known: choose one of {', '.join(CHOICES)}.")
     config = ml_collections.ConfigDict()
     config.part = part
-    config.bars = "cpu"
     config.minutes = 0.0  # after which no further case is begun; 0: no limit
     config.repeats = 5  # of each timing, methods and peers taking turns
     config.keys_per_repeat = (
@@ -44,7 +43,6 @@ def get_config(part: str = "all") -> ml_collections.ConfigDict:
         "temperature": 0.0,
     }
     # One factor at a time.
-    config.verify_gamma = 15  # v is measured up to here
     config.gammas = (3, 5, 7)
     config.batches = (1, 2, 4, 8, 16)
     config.buffers = (128, 512, 2048)

@@ -23,7 +23,6 @@ def get_config(part: str = "all") -> ml_collections.ConfigDict:
         raise ValueError(f"a part {part!r} is not known: choose one of {', '.join(CHOICES)}.")
     name, _, draft = part.partition("-")
     config = benchmark_cpu.get_config(name)
-    config.bars = "accelerator"
     config.minutes = 8.0
     config.repeats = 9
     config.steps = 20

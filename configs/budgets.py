@@ -1,6 +1,5 @@
-"""Verify budgets: how wrong biased ones are, and how fast the exact ones.
+"""Verify budgets, static γ and `together`: how fast, by the number of rows.
 
-python -m experiments.budgets.bias --config=configs/budgets.py --workdir=runs/budgets
 python -m experiments.budgets --config=configs/budgets.py:prose --workdir=runs/budgets_prose
 python -m experiments.budgets --config=configs/budgets.py:parse --workdir=runs/budgets_parse
 """
@@ -9,40 +8,13 @@ import ml_collections
 
 from configs import embedded
 
-CHOICES = ("bias", "prose", "parse")
+CHOICES = ("prose", "parse")
 
 
-def get_config(what: str = "bias") -> ml_collections.ConfigDict:
-    """`what` is one of `CHOICES`."""
-    if what not in CHOICES:
-        raise ValueError(f"configs/budgets.py:{what}: choose one of {', '.join(CHOICES)}.")
-    return bias() if what == "bias" else batches(what)
-
-
-def bias() -> ml_collections.ConfigDict:
-    """A config of configs/embedded.py for each family, and what is measured with both."""
-    config = ml_collections.ConfigDict()
-    config.families = ("prose", "parse")
-    config.prose = embedded.get_config("prose")
-    config.parse = embedded.get_config("all")
-    for family in config.families:
-        # Every other output calibrates the chances, and contexts come from the others.
-        config[family].alpha_inputs = 128
-    config.prose.contexts = 96  # which take as long as those of parse
-    config.parse.contexts = 256
-    config.batch_sizes = (1, 4, 8)
-    config.gammas = (4, 8)
-    config.knees = (4, 16)  # positions that take as long as all else in a pass
-    config.samples = 512  # drafts of a context; each first token has 2 or more
-    config.neighbours = 4  # drafts of the other rows, for each half of a context's drafts
-    config.mass = 1e-4  # of the draft's distribution that first tokens may leave out
-    config.cuts = (0.3, 0.5, 0.7)
-    config.seed = 0
-    return config
-
-
-def batches(family: str) -> ml_collections.ConfigDict:
-    """The fields of configs/embedded.py, and those of batches."""
+def get_config(family: str = "prose") -> ml_collections.ConfigDict:
+    """The fields of configs/embedded.py, and those of batches. `family` is one of `CHOICES`."""
+    if family not in CHOICES:
+        raise ValueError(f"configs/budgets.py:{family}: choose one of {', '.join(CHOICES)}.")
     prose = family == "prose"
     config = embedded.get_config("prose" if prose else "all")
     config.outputs = 128  # recorded; half choose settings, half are replayed

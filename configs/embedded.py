@@ -7,7 +7,7 @@ a GPT-2 that continues English sentences.
 
 Reproduces the paper's tables on a laptop and in miniature. The first is part of `make demo`: one
 draft of `parse` at two temperatures, with α (Table 3) and speedup (Tables 2 and 4) on few inputs.
-`full` has all tables on more inputs: both drafts, n-grams, lenience (Table 5), quality, beams and
+`full` has all tables on more inputs: both drafts, n-grams, lenience (Table 5), quality and
 Figure 5. `prose` is the same for the decoder-only family. `specjax decode` takes these configs too.
 """
 
@@ -62,7 +62,6 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     config.metric = "exact"  # of quality
     config.quality_inputs = 0
     config.lenience_inputs = 0
-    config.beam_inputs = 0
     if size == "demo":
         config.drafts, config.ngrams = config.drafts[-1:], ()
         config.repeats, config.timed_inputs = 3, 8
@@ -70,13 +69,12 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
         config.gammas = (5, 10)
         config.fixed_times = False  # of a call: two programs more for each row
     if full:
-        config.tables = ("alpha", "speedup", "lenience", *(() if prose else ("quality",)), "beam")
+        config.tables = ("alpha", "speedup", "lenience", *(() if prose else ("quality",)))
         config.alpha_inputs = 1000
         config.timed_inputs = 16
         config.timed_ngrams = config.ngrams
         config.repeats = 5
         config.quality_inputs = 300
         config.lenience_inputs = 100
-        config.beam_inputs = 8
         config.batch_size = 16
     return config

@@ -103,7 +103,6 @@ def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
     config.alpha_inputs = 400  # more than the paper's 10,000 tokens
     config.quality_inputs = 1000  # outputs of both methods that the metric compares
     config.lenience_inputs = 200  # of the table "lenience", if it is asked for
-    config.beam_inputs = 20  # likewise "beam"
     config.timed_inputs = 50  # inputs that the timed loops decode, at batch 1
     config.timed_ngrams = ()
     config.repeats = 3  # of each timing, methods taking turns

@@ -12,7 +12,6 @@ from . import (
     rules as rules,
     sampling as sampling,
     speculative as speculative,
-    tasks as tasks,
     testing as testing,
     trees as trees,
     tuning as tuning,

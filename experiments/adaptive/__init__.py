@@ -1,8 +1,6 @@
 """A leaderboard of draft-length policies: each against every static γ, in the real loop.
 
     python -m experiments.adaptive --config=configs/adaptive.py:prose --workdir=runs/prose
-    python -m experiments.adaptive --config=configs/adaptive.py:prose --workdir=runs/costs \\
-        --only_costs
 
 For each draft and temperature costs are measured first, in seconds: of plain decoding, calls,
 draft steps and rounds. Where they fit badly nothing is raced. Policies that weigh time get them.
@@ -17,7 +15,4 @@ mean of both.
 
 Writes results.jsonl (a row for each method, draft and temperature), report.md and figures to the
 workdir. A run that was cut off goes on with the first draft and temperature that is not complete.
-
---only_costs measures all costs twice and prints their ratios. What differs by more than 5% would
-decide a race by noise.
 """

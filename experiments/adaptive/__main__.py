@@ -1,53 +1,29 @@
 """The command; see the package."""
 
 import pathlib
-import sys
+from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
-from rich.console import Console
 
 import experiments.adaptive
+from experiments import command
 from experiments.adaptive import board, pictures, race
-from experiments.reproduce import pages, study
+from experiments.reproduce import study
 from experiments.reproduce.study import Study, open_results
-from specjax.support import command_line, files
-from specjax.support.named import short
+from specjax.support import files
 
 
-def main(_) -> None:
-    config = flags.FLAGS.config
+def main(config, workdir: pathlib.Path) -> None:
     study.check_chain(config, "experiments.adaptive compares lengths of chains")
     race.check(config)
-    workdir = command_line.make_workdir(flags.FLAGS.workdir)
-    console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
-    if flags.FLAGS.only_report:
-        report(console, workdir, gather(workdir, flags.FLAGS.only_report), config.shown)
-        return
-    on = Study(config, open_results(workdir, config))
-    if flags.FLAGS.only_costs:
-        for cell in study.keys(config, config.drafts):
-            title = " ".join(short(str(part)) for part in cell.values())
-            deciding = race.deciding_policies(on, cell["draft"])
-            both = [race.cost(on, cell, deciding) for _ in range(2)]
-            board.compare_costs(console, title, *both)
-        return
-    report(console, workdir, fill(on), config.shown)
-
-
-def report(console: Console, workdir: pathlib.Path, rows: list[dict], shown: str) -> None:
-    """Tables and figures, in the workdir and for the terminal."""
+    apart = flags.FLAGS.only_report
+    rows = gather(workdir, apart) if apart else fill(Study(config, open_results(workdir, config)))
     sections = [
-        *board.sections(rows, shown),
+        *board.sections(rows, config.shown),
         pictures.panels(workdir, rows),
-        pictures.lengths(workdir, rows),
-        pictures.example(workdir, rows),
         pictures.regrets(workdir, rows),
     ]
-    title = f"{rows[0]['task']}: how long should a draft be?"
-    pages.write(workdir, title, sections, rows)
-    pages.show(console, sections, rows)
-    console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
+    command.publish(workdir, f"{rows[0]['task']}: how long should a draft be?", sections, rows)
 
 
 def gather(workdir: pathlib.Path, directories: list[str]) -> list[dict]:
@@ -86,22 +62,14 @@ def fill(on: Study) -> list[dict]:
         wanted = ({**cell, "method": name} for name in race.names(on, cell["draft"]))
         return all(study.find(on.results.done, key) for key in wanted)
 
-    missing = [cell for cell in cells if not complete(cell)]
-    # Methods are compared with each other: those of a race that was cut off run again.
-    on.results.keep(lambda row: not any(cell.items() <= row.items() for cell in missing))
-    for cell in (bar := command_line.Steps(missing, unit="race", disable=None)):
-        bar.set_description(" ".join(short(str(part)) for part in cell.values()))
-        for row in race.measure(on, cell):
-            on.results.append({**cell, **row, **study.identity(on)})
-    return [row for cell in cells for row in on.results.done if cell.items() <= row.items()]
+    def measured(**cell: Any) -> list[dict]:
+        return race.measure(on, cell)
+
+    return command.fill(on.results, cells, measured, lambda: study.identity(on), complete)
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
-    flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
-    flags.DEFINE_bool("only_costs", False, "Measure costs twice, compare them, and race nothing.")
     flags.DEFINE_list(
         "only_report", [], "Directories of races run apart: one report of all, and race nothing."
     )
-    flags.mark_flags_as_required(["config", "workdir"])
-    command_line.run(main, experiments.adaptive.__doc__)
+    command.run(main, experiments.adaptive.__doc__, "What to measure.")

@@ -1,10 +1,9 @@
 """The leaderboard: what the races say, as tables and in words."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from experiments.reproduce.pages import Section, number
 from specjax.measure import provenance, report
@@ -299,46 +298,3 @@ def drifted(race: Sequence[Row]) -> str:
         if drifts
         else ""
     )
-
-
-def numbers(found: Mapping[str, Costs]) -> dict[str, float]:
-    """All costs by name."""
-    table = found[POLICIES]
-    rounds = table.round_times(table.gamma_max).tolist()
-    full = {name: of.round_times(of.gamma_max)[-1].item() for name, of in found.items()}
-    return {
-        "a token of plain decoding": table.token.item(),
-        "a call of plain decoding": table.plain_call.item(),
-        "a speculative call": table.call.item(),
-        "a draft step": table.draft.item(),
-        **{f"a round of {k} drafted tokens": cost for k, cost in enumerate(rounds)},
-        **{f"a round of {name}": cost for name, cost in full.items() if name != POLICIES},
-    }
-
-
-def compare_costs(
-    console: Console, title: str, first: Mapping[str, Costs], second: Mapping[str, Costs]
-) -> None:
-    """Print two measurements side by side, each in its own tokens of plain decoding. So a machine
-    that is slower throughout changes nothing.
-    """
-    tokens = [float(found[POLICIES].token) for found in (first, second)]
-    both = zip(numbers(first).items(), numbers(second).values(), strict=True)
-    lines: list[dict[str, Any]] = []
-    for (name, one), two in list(both)[1:]:
-        one, two = one / tokens[0], two / tokens[1]
-        ratio = two / one if one else float("nan")
-        lines.append({"name": name, "first": one, "second": two, "ratio": ratio})
-    columns: list[report.Column] = [
-        ("tokens of plain decoding", lambda line: line["name"]),
-        ("first", lambda line: f"{line['first']:.3f}"),
-        ("second", lambda line: f"{line['second']:.3f}"),
-        ("second / first", lambda line: f"{line['ratio']:.3f}"),
-    ]
-    report.show(console, columns, lines, title)
-    fitted = [line for line in lines if line["ratio"] > 0]  # a fit may leave nothing for a part
-    worst = max(fitted, key=lambda line: abs(np.log(line["ratio"])))
-    console.print(f"Farthest apart: {worst['name']}, {worst['ratio'] - 1:+.1%}.")
-    console.print(f"A token took {1e3 * tokens[0]:.4f} ms, and {1e3 * tokens[1]:.4f} ms then.")
-    for name, found in (("First", first), ("Second", second)):
-        console.print(f"{name}: {goodness(found[POLICIES])}")

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from experiments import plots
 from experiments.adaptive import board
 from experiments.adaptive.board import Row
-from experiments.plots import ACCEPTED, REJECTED
+from experiments.plots import ACCEPTED
 from experiments.reproduce.pages import Section
 
 EVEN = 0.01  # tokens of plain decoding by which losses may differ and count as equal
@@ -90,77 +89,6 @@ def levelled(found: Sequence[Sequence[Row]]) -> str:
         f"{best}: faster than the best static γ, or within {1 - LEVEL:.0%} of it, in "
         f"{rank(best)[0]} of {len(found)} race{'s' * (len(found) > 1)}"
     )
-
-
-def lengths(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
-    """How long the drafts of each method were, and how much of them was kept."""
-    plots.save(workdir / "lengths.png", draw_lengths(board.races(rows)))
-    return Section(
-        "Draft lengths",
-        words="Drafted tokens per target call, over all timed inputs, by what became of them. A "
-        "method without a bar drafted nothing, or was not in that race.",
-        images=("lengths.png",),
-    )
-
-
-def draw_lengths(found: Sequence[Sequence[Row]]) -> Figure:
-    """A panel for each race, a bar for each method."""
-    methods = [*_methods(found, static=True), *_methods(found, static=False)]
-    size = max(MIN_WIDTH, 1.2 + 1.5 * len(found)), 1.2 + 0.2 * len(methods)
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(1, len(found), sharey=True, sharex=True, squeeze=False)[0]
-    for axes, rows in zip(panels, found, strict=True):
-        by = {row["method"]: row for row in rows}
-        there = [i for i, method in enumerate(methods) if method in by]
-        of = [by[methods[i]] for i in there]
-        kept = [row["accepted"] / row["target_calls"] for row in of]
-        lost = [(row["drafted"] - row["accepted"]) / row["target_calls"] for row in of]
-        axes.barh(there, kept, color=ACCEPTED, label="accepted")
-        axes.barh(there, lost, left=kept, color=REJECTED, label="rejected")
-        axes.set_title(f"{board.label(rows[0])}\nα = {rows[0]['alpha']:.2f}", fontsize=9)
-        plots.bare(axes)
-    panels[0].set_yticks(range(len(methods)), methods, fontsize=8)
-    panels[0].invert_yaxis()
-    figure.supxlabel("drafted tokens per target call", fontsize=9)
-    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=8,
-                  loc="outside upper right", ncols=2)  # fmt: skip
-    return figure
-
-
-def example(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
-    """The rounds of one output: what was drafted where, and what was kept."""
-    plots.save(workdir / "example.png", draw_example(board.races(rows)))
-    return Section(
-        "Draft lengths along one output",
-        words="The first timed output of each race, from left to right. A bar for each round, at "
-        "the tokens that it drafted: those accepted, and then those rejected. Above the best "
-        "static γ, below a policy.",
-        images=("example.png",),
-    )
-
-
-def draw_example(found: Sequence[Sequence[Row]]) -> Figure:
-    """A panel for each race."""
-    figure = Figure(figsize=(8.5, 0.8 + 0.75 * len(found)), layout="constrained")
-    panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
-    for axes, rows in zip(panels, found, strict=True):
-        shown = sorted((row for row in rows if "trail" in row), key=lambda row: row["static"])
-        for line, row in enumerate(shown):
-            for (start, drafted), (following, _) in itertools.pairwise(row["trail"]):
-                kept = min(following - start - 1, drafted)
-                axes.barh(line, kept, left=start, height=0.7, color=ACCEPTED)
-                left, lost = start + kept, drafted - kept
-                axes.barh(line, lost, left=left, height=0.35, color=REJECTED, alpha=0.8)
-                axes.plot([start, start], [line - 0.4, line + 0.4], color="0.3", linewidth=0.4)
-        axes.set_yticks(range(len(shown)), [row["method"] for row in shown], fontsize=8)
-        axes.set_title(board.label(rows[0]), fontsize=8, loc="left", pad=2)
-        axes.tick_params(axis="x", labelsize=7)
-        plots.bare(axes)
-    panels[-1].set_xlabel("position in the output (tokens)", fontsize=9)
-    parts = [Patch(color=ACCEPTED, label="accepted"), Patch(color=REJECTED, label="rejected"),
-             Line2D([], [], color="0.3", linewidth=0.8, label="a round begins")]  # fmt: skip
-    _legend(figure, parts)
-    return figure
 
 
 def regrets(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:

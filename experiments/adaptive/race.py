@@ -28,7 +28,7 @@ from specjax.policies.constant import Constant
 from specjax.policies.costs import mean
 from specjax.policies.loading import parse_with_costs, takes
 from specjax.pytrees import pytree
-from specjax.replay import replay, rollouts
+from specjax.replay import replay
 from specjax.replay.rollouts import Rollouts
 from specjax.results import summarize
 from specjax.speculative import Speculative
@@ -249,8 +249,6 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     still = next(row for row in rows if row["method"] == best)
     for row in rows:
         row["oracle_timed"] = bound
-        if row["method"] not in (best, config.shown):
-            del row["trail"]
         row["closed_timed"] = closed(still, row, bound)
         if row["closed_timed"] is None:
             row["closed"] = None
@@ -341,8 +339,7 @@ def losses(
     key: Key[Array, ""],
 ) -> dict[str, dict[str, Any]]:
     """In replay, for each method: `regret`, what was lost to the fastest way by the time there are
-    `regret_at` tokens, in tokens of plain decoding, a mean over outputs; and `trail`, what each
-    round of the first output drafted, by position, with its end."""
+    `regret_at` tokens, in tokens of plain decoding, a mean over outputs."""
     table = known[fitting.POLICIES]
     decoded: dict[str, tuple[Policy, Costs]] = {
         static(gamma): (constant(gamma), known[static(gamma)]) for gamma in on.config.static
@@ -359,14 +356,9 @@ def losses(
     at = np.unique(np.linspace(0, count - 1, POINTS).astype(int))
     for name, trail in zip(everyone, trails, strict=True):
         curve = replay.regret(trail, recorded, key, own[name], ways).mean(axis=0)
-        rounds = np.flatnonzero(trail[0] >= 0)
         found[name] = {
             "regret_at": at.tolist(),
             "regret": np.round(curve[at] / float(own[name].token), 3).tolist(),
-            "trail": [
-                *([int(where), int(trail[0, where])] for where in rounds),
-                [int(recorded.emitted[0]), 0],
-            ],
         }
     return found
 
@@ -428,20 +420,8 @@ def counts(timed: Comparison, name: str) -> dict[str, Any]:
 
 def record(on: Study, draft: str, temperature: float) -> Rollouts:
     """Rollouts along the target's outputs, with hidden states where a head can read them."""
-    config, outputs = on.config, on.outputs(temperature)
-    return rollouts.record(
-        on.target,
-        on.draft(draft),
-        on.texts(len(outputs)),
-        outputs,
-        gamma_max=config.gamma_max,
-        sampling=on.sampling(temperature),
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        batch_size=config.batch_size,
-        max_source_len=config.max_source_len or None,
-        hidden=isinstance(on.draft(draft), Checkpoint),
-    )
+    outputs, hidden = on.outputs(temperature), isinstance(on.draft(draft), Checkpoint)
+    return on.record(draft, temperature, outputs, on.config.gamma_max, hidden=hidden)
 
 
 def loop(

@@ -13,7 +13,6 @@ to w + uγ, and makes 1 step more than it keeps.
 """
 
 import pathlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,17 +21,18 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from ml_collections import config_flags
-from rich.console import Console
 
+from experiments import command
 from experiments.beam import search as beam
 from experiments.beam.decoding import BeamRow, beam_search
 from experiments.beam.search import Hypothesis, Stats
+from experiments.reproduce.pages import Section
+from experiments.tasks.config import load_examples
 from specjax import checkpoints
 from specjax.cli import defaults
-from specjax.cli.inputs import load_examples
 from specjax.measure import provenance, report
 from specjax.models.table import Table
-from specjax.support import command_line, files
+from specjax.support import command_line
 from specjax.types import Inputs
 
 VOCAB = 64
@@ -70,13 +70,8 @@ def main(_) -> None:
         measured = tables(options.seed, sizes, noises, nested=options.nested)
     rows = sorted(measured, key=lambda row: row["draft"])
     title = f"Speculative beam search, w = {options.width}"
-    facts = provenance.environment() | {"dtype": rows[0]["dtype"]}
-    lines = [f"# {title}", "", report.markdown(COLUMNS, rows), "", "## Where", ""]
-    lines += [*(f"- {name}: {value}" for name, value in facts.items()), ""]
-    files.write_text(workdir / "report.md", "\n".join(lines))
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    report.show(console, COLUMNS, rows, title)
-    console.print(f"The same in Markdown: {workdir / 'report.md'}", soft_wrap=True)
+    rows = [row | provenance.environment() | {"seed": options.seed} for row in rows]
+    command.publish(workdir, title, [Section("Steps that are kept", COLUMNS, rows)], rows)
 
 
 def numbers(flag: str, values: Sequence[str], kind: Callable[[str], Any]) -> list[Any]:

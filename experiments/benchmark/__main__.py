@@ -2,42 +2,31 @@
 
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-from ml_collections import config_flags
-from rich.console import Console
-
 import experiments.benchmark
+from experiments import command
 from experiments.benchmark import tables
 from experiments.benchmark.cases import chosen
 from experiments.benchmark.measure import Lab, measure
-from experiments.reproduce import pages
-from experiments.reproduce.pages import Section
 from experiments.reproduce.study import check_counts, find
-from specjax.measure import provenance, report
-from specjax.support import command_line, files, runs
+from specjax.measure import provenance
+from specjax.support import command_line, runs
 
 
-def main(_) -> None:
-    config = flags.FLAGS.config
+def main(config, workdir: pathlib.Path) -> None:
     # Peers and child processes need room on the same accelerator.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     check_counts(config)
     cases = chosen(config)
-    workdir = command_line.make_workdir(flags.FLAGS.workdir)
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
     results = open_results(workdir, config)
     left = fill(config, results, cases)
-    sections = tables.sections(config, results.done)
-    write(workdir, config, sections, results.done)
-    pages.show(console, sections)
+    rows = results.done
     if left:
-        console.print(f"{left} cases are left: the same command goes on with them.")
-    console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+        command_line.say(f"{left} cases are left: the same command goes on with them.")
+    command.publish(workdir, "Benchmark", tables.sections(config, rows), rows, facts(rows))
 
 
 SETTINGS = ("repeats", "keys_per_repeat", "steps")  # of the config, in every row
@@ -81,28 +70,14 @@ def identity(config) -> dict[str, Any]:
     }
 
 
-def write(workdir: pathlib.Path, config, sections: Sequence[Section], rows) -> None:
-    """report.md."""
-    lines = ["# Benchmark", ""]
-    if mixed := provenance.warning(rows):
-        lines += [f"> {mixed}", ""]
-    for section in sections:
-        lines += [f"## {section.title}", ""]
-        lines += [report.markdown(section.columns, [dict(row) for row in section.rows]), ""]
-        texts = section.words, section.legend, section.origin
-        lines += [line for text in texts if text for line in (text, "")]
-    names = (*provenance.environment(), *SETTINGS)
-    facts = {name: provenance.counted(rows, name) for name in names}
+def facts(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """What the report says of the machine beside its versions."""
+    found = {name: provenance.counted(rows, name) for name in SETTINGS}
     speeds = [row["bandwidth_gb_s"] for row in rows if "bandwidth_gb_s" in row]
     if speeds:
-        facts["bandwidth"] = f"{min(speeds):.1f} to {max(speeds):.1f} GB/s, by case"
-    facts["load"] = f"up to {max(row['load'] for row in rows):.1f}"
-    lines += ["## Where", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
-    files.write_text(workdir / "report.md", "\n".join(lines))
+        found["bandwidth"] = f"{min(speeds):.1f} to {max(speeds):.1f} GB/s, by case"
+    return found
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
-    flags.DEFINE_string("workdir", None, "Directory for results and report.")
-    flags.mark_flags_as_required(["config", "workdir"])
-    command_line.run(main, experiments.benchmark.__doc__)
+    command.run(main, experiments.benchmark.__doc__, "What to measure.")

@@ -31,7 +31,7 @@ from absl import flags
 
 from experiments.benchmark.cases import SHAPES
 from experiments.chat.groups import encode, user
-from experiments.publish import publish
+from experiments.command import publish
 from experiments.reproduce.pages import Section, number
 from specjax import checkpoints
 from specjax.measure import provenance, report

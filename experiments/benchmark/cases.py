@@ -18,7 +18,7 @@ SHAPES = {
     "t5-xl": T5Config(32128, 2048, 64, 5120, 24, 24, 32),
     "t5-xxl": T5Config(32128, 4096, 64, 10240, 24, 24, 64),
 }
-KINDS = ("decode", "silent", "verify")
+KINDS = ("decode", "silent")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,7 @@ class Case:
     target: str  # of SHAPES
     draft: str = ""  # of SHAPES; "": plain decoding alone
     kind: str = "decode"
-    """decode: both loops; silent: plain decoding and a loop that drafts nothing; verify: c and
-    v(1) … v(γ)."""
+    """decode: both loops; silent: plain decoding and a loop that drafts nothing."""
     gamma: int = 3
     alpha: float = 0.8  # each drafted token is accepted with this chance
     weights: str = "random"
@@ -84,7 +83,7 @@ def suite(config) -> dict[str, list[Case]]:
         return dataclasses.replace(base, **changes)
 
     return {
-        "base": [base, vary(kind="verify", gamma=config.verify_gamma)],
+        "base": [base],
         "gamma": [vary(gamma=gamma) for gamma in config.gammas],
         "batch": [vary(batch=batch) for batch in config.batches],
         "buffer": [vary(batch=b, buffer=t) for b in config.buffer_batches for t in config.buffers],

@@ -67,7 +67,7 @@ def _names(case: Case) -> list[tuple[str, str, str, float]]:
 
 def measure(lab: Lab, case: Case) -> dict[str, Any]:
     """The fields of the case's row."""
-    kinds = {"decode": decode, "silent": silent, "verify": verify}
+    kinds = {"decode": decode, "silent": silent}
     with memory_maps.kept(methods=2 + case.gamma):  # loops, and programs for phases
         return kinds[case.kind](lab, case)
 
@@ -315,29 +315,6 @@ def _rounds(case: Case) -> float:
 
 
 # --- phases --------------------------------------------------------------------------------------
-
-
-def verify(lab: Lab, case: Case) -> dict[str, Any]:
-    """A draft step, and verify passes of every γ up to the case's, in target steps."""
-    config, (target, draft) = lab.config, lab.pair(case)
-    if draft is None:
-        raise ValueError(f"A case of kind verify needs a draft beside {case.target}.")
-    gammas = range(1, case.gamma + 1)
-    take, samples, speeds = _stopwatch(config, case, target, draft, gammas, []), [], []
-    for _ in range(config.repeats):
-        samples.append(take())
-        speeds.append(bandwidth(config.bandwidth_mb))
-    costs, speed = phases.medians(samples), float(np.median(speeds))
-    floor_ms = 1e3 * _bytes(case, case.target) / speed
-    return {
-        "bandwidth_gb_s": speed / 1e9,
-        "target_step_ms": 1e3 * float(costs.token),
-        "draft_step_ms": 1e3 * float(costs.draft),
-        "floor_ms": floor_ms,
-        "of_floor": floor_ms / (1e3 * float(costs.token)),
-        "c": costs.c,
-        "v_by_gamma": {str(gamma): costs.v(gamma) for gamma in gammas},
-    }
 
 
 def _stopwatch(

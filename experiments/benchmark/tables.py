@@ -4,53 +4,33 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.benchmark.bars import Row, bars, select
 from experiments.benchmark.cases import Case, suite
 from experiments.benchmark.forced import expected, rounds
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.printed import TABLES_2_AND_4
+from experiments.reproduce.study import rows_of
 from specjax.measure import report
+
+Row = dict[str, Any]
 
 
 def sections(config, rows: Sequence[Row]) -> list[Section]:
-    """All tables that have rows, the bars first."""
+    """All tables that have rows."""
     # Rows of earlier runs lack what is derived of their figures, or have it from another formula.
     rows = [{"share": 1.0} | row | (expected(row) if "rounds" in row else {}) for row in rows]
-    made = [judged(config, rows), decoding(rows), silent(rows), verify(rows)]
-    made += [batches(config, rows), paper(config, rows)]
+    made = [decoding(rows), silent(rows), batches(config, rows), paper(config, rows)]
     return [section for section in made if section.rows]
-
-
-def judged(config, rows: Sequence[Row]) -> Section:
-    """A line for each bar."""
-    lines: list[Row] = []
-    for bar in bars(config):
-        value, verdict = bar.judge(rows)
-        sign = "≤" if bar.at_most else "≥"
-        goal = "–" if bar.goal is None else f"{sign} {bar.goal:g}"
-        lines.append({"bar": bar.name, "demanded": f"{sign} {bar.demand:g}", "goal": goal,
-                      "measured": number(value, 3), "verdict": verdict})  # fmt: skip
-    count = {name: sum(line["verdict"] == name for line in lines) for name in VERDICTS}
-    counts = ", ".join(f"{count[name]} {name}" for name in VERDICTS if count[name])
-    return Section("Bars", [_column(name) for name in lines[0]], lines, f"{counts}.")
 
 
 FAR = 3  # standard errors, beyond which a τ is no luck
 ENOUGH = 8  # keys, for a figure that hangs on what was drawn
-
-VERDICTS = ("met", "missed", "not measured")
-
-
-def _column(name: str) -> report.Column:
-    """A field under its own name."""
-    return name, lambda row: str(row[name])
 
 
 def decoding(rows: Sequence[Row]) -> Section:
     """A line for each case and loop."""
     lines = [
         {**row, **row[loop], "loop": loop}
-        for row in select(rows, {"kind": "decode"})
+        for row in rows_of(rows, {"kind": "decode"})
         for loop in ("autoregressive", "speculative")
         if loop in row
     ]
@@ -71,6 +51,8 @@ def decoding(rows: Sequence[Row]) -> Section:
         ("speedup", lambda r: _speedup(r) if _is_speculative(r) else "–"),
         ("predicted", lambda r: number(r["predicted"] if _is_speculative(r) else None)),
         ("at α", lambda r: number(r["speedup_at_alpha"] if _is_speculative(r) else None)),
+        ("c", lambda r: number(r["c"] if _is_speculative(r) else None, 3)),
+        ("v(γ)", lambda r: number(r["v"] if _is_speculative(r) else None)),
         ("overhead", lambda r: f"{r['overhead_share']:.1%}" if _is_speculative(r) else "–"),
     ]
     notes = sorted({row["peer_note"] for row in lines if row["peer_note"]})
@@ -164,7 +146,7 @@ def silent(rows: Sequence[Row]) -> Section:
     return Section(
         "A loop that drafts nothing",
         columns,
-        select(rows, {"kind": "silent"}),
+        rows_of(rows, {"kind": "silent"}),
         "",
         "A speculative loop whose policy never drafts, with a verify pass of one position. It does "
         "what plain decoding does, and more: above 1, beyond the noise, the baseline is slower "
@@ -176,30 +158,11 @@ def _ms(pace: Row) -> str:
     return f"{pace['ms']:.2f} ({pace['ms_low']:.2f} to {pace['ms_high']:.2f})"
 
 
-def verify(rows: Sequence[Row]) -> Section:
-    """v by γ, and c."""
-    lines = select(rows, {"kind": "verify"})
-    gammas = sorted({int(gamma) for row in lines for gamma in row["v_by_gamma"]})
-    columns: list[report.Column] = [
-        ("case", named),
-        ("step, ms", lambda row: number(row["target_step_ms"])),
-        ("floor, ms", lambda row: number(row["floor_ms"])),
-        ("c", lambda row: number(row["c"], 3)),
-    ]
-    for gamma in gammas:
-        columns.append((f"v({gamma})", _verify_cost(str(gamma))))
-    return Section("c and v(γ)", columns, lines, "", "In units of a target step.")
-
-
-def _verify_cost(gamma: str):
-    return lambda row: number(row["v_by_gamma"].get(gamma))
-
-
 def batches(config, rows: Sequence[Row]) -> Section:
     """Tokens per second by batch, and where speculation stops paying."""
     base = Case(**config.base.to_dict()).cell
     del base["batch"]
-    lines = [row for row in select(rows, {**base, "kind": "decode"}) if "speedup" in row]
+    lines = [row for row in rows_of(rows, {**base, "kind": "decode"}) if "speedup" in row]
     lines.sort(key=lambda row: row["batch"])
     if len(lines) < 2:
         return Section("Batches")
@@ -265,7 +228,7 @@ def paper(config, rows: Sequence[Row]) -> Section:
     """Tables 2 and 4 at their α and γ."""
     lines: list[dict[str, Any]] = []
     for case in suite(config)["paper"]:
-        for row in select(rows, case.cell):
+        for row in rows_of(rows, case.cell):
             setting = case.draft, case.gamma, case.alpha, case.temperature
             lines += [
                 {**row, "paper": printed}

@@ -7,8 +7,8 @@ Along outputs of the target, the draft's tokens and chances are recorded once fo
 Replay then says what plain decoding, static γ and every policy get at each batch size, by times of
 passes that are measured here, and by times of accelerators: flat up to a knee. Half of the outputs
 choose the best static γ and the settings of policies; all figures are of the other half. Plain
-decoding, the best static γ and early_stop also decode by the clock. Writes results.jsonl,
-report.md, budgets.png and example.png to the workdir. A run that was cut off goes on where it was.
+decoding, the best static γ, together and early_stop also decode by the clock. Writes results.jsonl,
+report.md and budgets.png to the workdir. A run that was cut off goes on where it was.
 """
 
 import functools
@@ -20,13 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
 from matplotlib.figure import Figure
-from ml_collections import config_flags
 
-from experiments import plots
-from experiments.budgets import example
-from experiments.publish import publish
+from experiments import command, plots
 from experiments.reproduce import study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
@@ -34,7 +30,6 @@ from specjax import decoding, policies
 from specjax.measure import batches, provenance, report, timing
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs, PassTimes, Policy
-from specjax.replay import rollouts
 from specjax.replay.batches import Oracle, serve
 from specjax.replay.rollouts import Rollouts
 from specjax.sampling import row_keys
@@ -44,7 +39,6 @@ from specjax.support.named import short
 Row = dict[str, Any]
 STATIC, EARLY, ORACLE, BY_SIZE = "best γ", "early_stop", "oracle", "by_batch_size"
 MEASURED = "measured"
-EXAMPLE = "example.png"
 METHODS = (PLAIN, STATIC, BY_SIZE, "together", "fixed", "threshold", EARLY, ORACLE)
 
 
@@ -56,18 +50,7 @@ class Trace:
         outputs = on.outputs(temperature, config.outputs)
         command_line.say(f"recording drafts along {len(outputs)} outputs, T = {temperature:g}")
         self.texts, self.seed = on.texts(len(outputs)), config.seed
-        self.found = rollouts.record(
-            on.target,
-            on.draft(config.draft),
-            self.texts,
-            outputs,
-            gamma_max=config.gamma_max,
-            sampling=on.sampling(temperature),
-            max_new_tokens=config.max_new_tokens,
-            key=jax.random.key(config.seed),
-            batch_size=config.batch_size,
-            max_source_len=config.max_source_len or None,
-        )
+        self.found = on.record(config.draft, temperature, outputs, config.gamma_max)
 
     def draw(self, half: int, number: int) -> tuple[Rollouts, Any]:
         """One half of the outputs in a random order, and keys that settle acceptance."""
@@ -78,10 +61,8 @@ class Trace:
         return jax.tree.map(lambda x: x[index], self.found), keys
 
 
-def main(_) -> None:
-    config = flags.FLAGS.config
+def main(config, workdir: pathlib.Path) -> None:
     study.check_chain(config, "experiments.budgets compares budgets for chains")
-    workdir = command_line.make_workdir(flags.FLAGS.workdir)
     on = Study(config, open_results(workdir, config))
     rows = fill(on)
     sections = [section(some) for some in grouped(rows, "temperature", "times")]
@@ -91,8 +72,7 @@ def main(_) -> None:
     plots.save(workdir / "budgets.png", draw_all(rows), dpi=80)
     title = "Tokens per time, of the better of plain decoding and the best static γ"
     sections.append(Section(title, images=("budgets.png",)))
-    sections.append(rounds(on, workdir, rows))
-    publish(workdir, f"{config.task}: verify budgets", sections, rows)
+    command.publish(workdir, f"{config.task}: verify budgets", sections, rows)
 
 
 # --- what is measured ----------------------------------------------------------------------------
@@ -112,19 +92,17 @@ def fill(on: Study) -> list[Row]:
         for knee in config.knees
         for batch in config.accelerator_batch_sizes
     ]
-    missing = [
-        cell for cell in cells if not study.find(on.results.done, {**cell, "method": ORACLE})
-    ]
-    on.results.keep(lambda row: not any(cell.items() <= row.items() for cell in missing))
     traces = functools.cache(functools.partial(Trace, on))
-    for cell in (bar := command_line.Steps(missing, unit="cell", disable=None)):
-        bar.set_description(", ".join(f"{name} {value}" for name, value in cell.items()))
-        trace = traces(cell["temperature"])
-        times = times_of(on, trace, **cell)
-        at = {"temperature": cell["temperature"], "batch": cell["batch"]}
-        for row in measure(on, trace, times, kind=cell["times"], **at):
-            on.results.append({**cell, **row, **identity(on)})
-    return [row for cell in cells for row in on.results.done if cell.items() <= row.items()]
+
+    def measured(temperature: float, times: str, batch: int) -> Iterator[Row]:
+        trace = traces(temperature)
+        at: dict[str, Any] = {"temperature": temperature, "batch": batch}
+        return measure(on, trace, times_of(on, trace, times=times, **at), kind=times, **at)
+
+    def complete(cell: Row) -> bool:
+        return study.find(on.results.done, {**cell, "method": ORACLE}) is not None
+
+    return command.fill(on.results, cells, measured, lambda: identity(on), complete)
 
 
 def times_of(on: Study, trace: Trace, *, temperature: float, times: str, batch: int) -> PassTimes:
@@ -270,6 +248,7 @@ def by_clock(
     methods = {
         PLAIN: how(None),
         STATIC: how(draft, gamma=max(gamma, 1)),
+        "together": how(draft, gamma=config.gamma_max, policy=ways["together"]),
         EARLY: how(draft, gamma=config.gamma_max, policy=ways[EARLY], passes=times.sizes),
     }
     key = jax.random.key(config.seed)
@@ -387,22 +366,6 @@ def by_the_clock(rows: Sequence[Row]) -> Section:
     )
 
 
-def rounds(on: Study, workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
-    """Some rounds of the batch of eight to 16 rows that gains most from early_stop."""
-    mine = [row for row in rows if row["method"] == EARLY]
-    shown = max(mine, key=lambda row: (8 <= row["batch"] <= 16, row["of_better"]))
-    drawn, measured = (workdir / name for name in (EXAMPLE, "results.jsonl"))
-    if not drawn.exists() or drawn.stat().st_mtime < measured.stat().st_mtime:
-        plots.save(drawn, example.draw(example.record(on, shown), on.config.gamma_max))
-    return Section(
-        "Which drafted tokens are verified",
-        words=f"Consecutive rounds of {shown['batch']} rows in the real loop, early_stop, "
-        f"T = {shown['temperature']:g}, times: {shown['times']}. Above a round stand its verified "
-        "and its drafted tokens.",
-        images=(EXAMPLE,),
-    )
-
-
 def draw_all(rows: Sequence[Row]) -> Figure:
     """A panel for each temperature and table of times."""
     panels = grouped(rows, "times", "temperature")
@@ -434,7 +397,4 @@ def draw_all(rows: Sequence[Row]) -> Figure:
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "Sizes, methods, inputs.", lock_config=True)
-    flags.DEFINE_string("workdir", None, "Directory for results, report and figure.")
-    flags.mark_flags_as_required(["config", "workdir"])
-    command_line.run(main, __doc__)
+    command.run(main, __doc__, "Sizes, methods, inputs.")

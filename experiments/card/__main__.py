@@ -31,17 +31,17 @@ from ml_collections import config_flags
 from tqdm import tqdm
 
 from experiments.reproduce.study import counts_in
+from experiments.tasks import python_source, trees
+from experiments.tasks.config import load_examples, not_held_out
+from experiments.tasks.examples import Example
 from experiments.train import batches, evaluation, steps
 from specjax import checkpoints
-from specjax.cli.inputs import load_examples, not_held_out
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.generation import generate
 from specjax.measure import metrics, provenance
 from specjax.sampling import Sampling
 from specjax.support import command_line, files
-from specjax.tasks import python_source, trees
-from specjax.tasks.examples import Example
 
 INPUTS = 512
 BUCKETS = ((16, 24), (24, 40), (32, 64), (48, 104))

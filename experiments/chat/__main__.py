@@ -34,11 +34,13 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.rule import Rule
 
-from experiments import plots
+from experiments import figure1, plots
 from experiments.chat import answers, columns, fetch, groups, pictures, tables
 from experiments.chat.groups import Asked
 from experiments.chat.tables import Block
-from experiments.reproduce.study import check_counts, open_results
+from experiments.reproduce.study import check_counts, open_results, rows_of
+from experiments.tasks import questions
+from experiments.tasks.questions import Question
 from specjax import checkpoints, decoding, devices, drafters, policies
 from specjax.checkpoints.tokenizers import has_template, raw_note
 from specjax.cli import defaults
@@ -53,8 +55,6 @@ from specjax.sampling import Sampling
 from specjax.support import command_line, files, named, runs
 from specjax.support.named import short
 from specjax.support.ranges import whole
-from specjax.tasks import questions
-from specjax.tasks.questions import Question
 
 PROMPTS = pathlib.Path(__file__).with_name("prompts.jsonl")
 WIDE = f"{PLAIN}, float32"
@@ -284,7 +284,7 @@ def fill(bench: Bench) -> None:
         for t, batch in cells
         for group in groups.grouped(bench.asked, batch, config.group_size)
     ]
-    missing = [(at, group) for at, group in wanted if len(found(results.done, at)) < count]
+    missing = [(at, group) for at, group in wanted if len(rows_of(results.done, at)) < count]
     # The rows of a group are written together; of one that was cut off, none is kept.
     results.keep(lambda row: not any(at.items() <= row.items() for at, _ in missing))
     bar = command_line.Steps(total=len(wanted), initial=len(wanted) - len(missing),
@@ -317,11 +317,6 @@ def decoder_of(bench: Bench, ways: Mapping[str, Way], bar: command_line.Steps) -
     )
 
 
-def found(rows: Sequence[Mapping[str, Any]], at: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The rows with these fields."""
-    return [row for row in rows if at.items() <= row.items()]
-
-
 def too_long(left_out: Sequence[Question], limit: int) -> str:
     """Say which questions are left out."""
     ids = [str(one.question_id) for one in left_out]
@@ -342,14 +337,14 @@ def show_answers(
     known = {(one.question.kind, one.question.question_id): one.question for one in asked}
     first = {name: rows[0][name] for name in ("temperature", "batch")}
     for kind in dict.fromkeys(row["category"] for row in rows):
-        some = found(rows, {**first, "category": kind, "group": 0})
+        some = rows_of(rows, {**first, "category": kind, "group": 0})
         turns = {row["method"]: row["batches"][0]["turns"][0] for row in some}
         same = all(turn["outputs"][0]["same"] for turn in turns.values())
         question = known[kind, some[0]["batches"][0]["questions"][0]]
         console.print(Rule(kind, align="left"))
         console.print(question.turns[0].splitlines()[0], style="bold", markup=False)
         text = turns[PLAIN]["outputs"][0]["text"].strip()
-        answer = [report.printable(line) for line in text.splitlines()]
+        answer = [figure1.printable(line) for line in text.splitlines()]
         cut = ["…"] if len(answer) > LINES else []
         console.print(Padding("\n".join(answer[:LINES] + cut), (0, 2)), markup=False)
         times = [f"{name} {min(turn['decode']):.1f} s" for name, turn in turns.items()]
@@ -394,7 +389,7 @@ def write_report(bench: Bench, workdir: pathlib.Path, made: Made) -> None:
     ]
     if bench.too_long:
         parts.append(too_long(bench.too_long, bench.limit))
-    if unasked := sum(batch["unasked"] for row in found(rows, {"method": PLAIN})
+    if unasked := sum(batch["unasked"] for row in rows_of(rows, {"method": PLAIN})
                       for batch in row["batches"]):  # fmt: skip
         parts.append(f"{unasked} later turns of batches were too long, and not asked.")
     for block, figures, costs in made:

@@ -12,6 +12,7 @@ import jax
 from jax import Array
 from jaxtyping import Key
 
+from experiments.tasks.questions import Question
 from specjax import decoding
 from specjax.batching import bucket
 from specjax.checkpoints.tokenizers import prompt_of
@@ -21,7 +22,6 @@ from specjax.measure.timing import PLAIN
 from specjax.models.checkpoint import Checkpoint
 from specjax.results import Row
 from specjax.support import memory_maps
-from specjax.tasks.questions import Question
 
 SMALLEST_WIDTH = 128  # tokens of a prompt; each width compiles all methods once
 NO_LIMIT = 2**30  # prompts are never cut

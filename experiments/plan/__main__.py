@@ -29,7 +29,6 @@ import contextlib
 import dataclasses
 import math
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,8 +38,8 @@ import numpy as np
 from absl import flags
 from jax.sharding import Mesh
 from ml_collections import config_flags
-from rich.console import Console
 
+from experiments import command
 from experiments.plan import parts, training
 from experiments.plan.published import PUBLISHED
 from experiments.reproduce.study import find
@@ -76,7 +75,7 @@ def main(_) -> None:
     use_virtual_devices(max(math.prod(sizes.values()) for sizes in meshes.values()))
     workdir = command_line.make_workdir(args.workdir) if args.workdir else None
     results = provenance.Results(workdir / "plan.jsonl") if workdir else None
-    console, rows = Console(width=None if sys.stdout.isatty() else 160, markup=False), []
+    rows = []
     for text, sizes in meshes.items():
         for row in plans(config, text, sizes, given, args, results.done if results else ()):
             rows.append(row)
@@ -85,7 +84,7 @@ def main(_) -> None:
     if workdir is not None and results is not None:
         columns = [("target", lambda row: short(row["target"])), *COLUMNS]
         files.write_text(workdir / "plan.md", report.markdown(columns, results.done) + "\n")
-    report.show(console, COLUMNS, rows, f"{short(config.target)}, on each device")
+    report.show(command.console(), COLUMNS, rows, f"{short(config.target)}, on each device")
 
 
 def show_training(config, meshes: Sequence[str], memory: float | None, args) -> None:
@@ -106,8 +105,8 @@ def show_training(config, meshes: Sequence[str], memory: float | None, args) -> 
         for row in rows:
             if not find(results.done, row):
                 results.append(row)
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
-    report.show(console, TRAINING, rows, f"Training {short(config.start)}, on each device")
+    title = f"Training {short(config.start)}, on each device"
+    report.show(command.console(), TRAINING, rows, title)
 
 
 def check(args, config) -> None:

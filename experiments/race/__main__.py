@@ -34,13 +34,15 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
+from experiments import figure1
 from experiments.race import recording
 from experiments.race.recording import Piece, Side
+from experiments.tasks.config import load_examples
 from specjax import checkpoints, decoding, drafters
 from specjax.cli import defaults
-from specjax.cli.inputs import load_examples, read_texts
+from specjax.cli.inputs import read_texts
 from specjax.loop import Method
-from specjax.measure import doubts, phases, report
+from specjax.measure import doubts, phases
 from specjax.sampling import Sampling
 from specjax.support import command_line, memory_maps
 from specjax.support.named import short
@@ -175,7 +177,7 @@ def written(lines: Sequence[Sequence[Piece]]) -> Text:
     for line in lines:
         for piece, kind in line:
             struck = " strike" if kind == "rejected" else ""
-            text.append(piece, style=f"{report.COLOURS[kind]}{struck}")
+            text.append(piece, style=f"{figure1.COLOURS[kind]}{struck}")
         text.append("\n")
     return text
 
@@ -229,7 +231,7 @@ def share_palette(path: pathlib.Path) -> None:
 
 def palette() -> Image.Image:
     """Make an image with the palette of an animation: its colours in a few shades."""
-    kinds = (report.COLOURS[kind] for kind in ("accepted", "rejected", "corrected"))
+    kinds = (figure1.COLOURS[kind] for kind in ("accepted", "rejected", "corrected"))
     inks = np.array([to_rgb(ink) for ink in ("black", "0.4", BAR, *kinds)])
     shades = [1 - (1 - inks) * shade / SHADES for shade in range(1, SHADES + 1)]
     colours = np.concatenate([np.ones((1, 3)), [to_rgb(EMPTY)], *shades])
@@ -258,17 +260,17 @@ def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: 
         for row, line in enumerate(recording.screen(side, now, GIF_WIDTH, HEIGHT)):
             x = left
             for piece, kind in line:
-                report.write_on(axes, x, TOP + row, piece, kind)
+                figure1.write_on(axes, x, TOP + row, piece, kind)
                 x += len(piece)
     at = 2.0
     legend: dict[str, str | None] = {
         "drafted and accepted": "accepted",
         "drafted and rejected": "rejected",
         "the target's own": "corrected",
-        f"{report.SPACE} a space at a token's edge": None,
+        f"{figure1.SPACE} a space at a token's edge": None,
     }
     for name, of in legend.items():
-        report.write_on(axes, at, HEIGHT + 5.3, name, of)
+        figure1.write_on(axes, at, HEIGHT + 5.3, name, of)
         at += len(name) + 3
 
 

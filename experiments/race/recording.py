@@ -16,15 +16,15 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
+from experiments import figure1
+from experiments.figure1 import TracedRound
 from specjax import decoding, loop
 from specjax.loop import Method
-from specjax.measure import report
-from specjax.measure.trace import TracedRound, traced, visible
 from specjax.models.checkpoint import Checkpoint
 from specjax.state import State
 from specjax.support import memory_maps
 
-Piece = tuple[str, str]  # text, and what happened to it: see `report.spans`
+Piece = tuple[str, str]  # text, and what happened to it: see `figure1.spans`
 
 
 class Moment(NamedTuple):
@@ -84,11 +84,11 @@ def record(
         now += float(start)
         moments.append(Moment(now, index, [], tokens))
         rounds = runs[0][3]
-        lines = report.spans(rounds, partial(decoding.text_of, target, sources[index]))
+        lines = figure1.spans(rounds, partial(decoding.text_of, target, sources[index]))
         for round_, pieces, seconds in zip(rounds, lines, lasted.tolist(), strict=True):
             now += seconds
             tokens += len(round_.accepted) + len(round_.next_token)
-            moments.append(Moment(now, index, report.broken(pieces)[0], tokens))
+            moments.append(Moment(now, index, figure1.broken(pieces)[0], tokens))
     return Side(name, moments)
 
 
@@ -121,7 +121,7 @@ def _beginning(
 
 def _timed(
     method: Method, prepare: Callable[[], tuple[Any, State]]
-) -> tuple[float, float, list[float], list[TracedRound]]:
+) -> tuple[float, float, Sequence[float], Sequence[TracedRound]]:
     """Seconds of the start, of the whole loop and of each stepped round; and the rounds."""
     begin = time.perf_counter()
     context, state = prepare()
@@ -129,27 +129,8 @@ def _timed(
     jax.block_until_ready(loop.decode(method, context, state))
     whole = time.perf_counter() - started
     context, state = prepare()
-    return started - begin, whole, *_stepped(method, context, state)
-
-
-def _stepped(method: Method, context: Any, state: State) -> tuple[list[float], list[TracedRound]]:
-    spent, rounds = [], []
-    length, done = int(state.length[0]), bool(state.done[0])
-    while not done:
-        begin = time.perf_counter()
-        state, round_ = jax.block_until_ready(_step(method, context, state))
-        spent.append(time.perf_counter() - begin)
-        before, length = length, int(state.length[0])
-        output = np.asarray(state.tokens)[0, before:length].tolist()
-        rounds.append(traced(round_, output))
-        done = bool(state.done[0])
-    return spent, rounds
-
-
-@jax.jit(donate_argnames="state")
-def _step(method, context, state):
-    after, round_ = method.step(context, state)
-    return after, visible(round_)
+    spent, rounds = zip(*figure1.steps(method, context, state), strict=True)
+    return started - begin, whole, spent, rounds
 
 
 # --- What can be seen of it ---------------------------------------------------------------------
@@ -176,9 +157,9 @@ def wrapped(pieces: Iterator[Piece], width: int) -> list[list[Piece]]:
     lines: list[list[Piece]] = [[]]
     room = width
     for text, kind in pieces:
-        parts = [report.token_text(text)]
+        parts = [figure1.token_text(text)]
         if kind != "rejected" and ("\n" in text or text.isspace()):
-            parts = [report.printable(part) for part in text.split("\n")]
+            parts = [figure1.printable(part) for part in text.split("\n")]
         for number, part in enumerate(parts):
             while part or number:
                 if number or room == 0:

@@ -29,17 +29,16 @@ Prints a table and writes replay.jsonl and report.md to the workdir, or else the
 """
 
 import pathlib
-import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from absl import flags
-from rich.console import Console
 
+from experiments import command
 from experiments.replay.evaluation import evaluate
+from experiments.reproduce.pages import Section
 from specjax.measure import doubts, formats, provenance, report
 from specjax.policies import Costs
 from specjax.policies.loading import parse_with_costs
@@ -76,34 +75,21 @@ def main(_) -> None:
     key, draws = jax.random.key(args.seed), args.draws
     if row["temperature"] == 0 and not counted:
         draws = 1
-    begin = time.perf_counter()
     lines = evaluate(chosen, found, known, key, draws, carry=args.carry)
-    seconds = time.perf_counter() - begin
     title = f"{short(row['draft'])}, T={row['temperature']:g}: {row['outputs']} outputs"
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    report.show(console, COLUMNS, lines, title)
-    text = [
-        f"# Replay of {title}",
-        report.markdown(COLUMNS, lines),
-        *([remark] if remark else []),
-        f"{len(lines)} policies in {seconds:.1f} s, compilation included. {LEGEND}",
-    ]
-    facts = keep(workdir, lines, row, args.seed)
-    text += ["\n".join(f"- {name}: {value}" for name, value in facts.items())]
-    files.write_text(workdir / "report.md", "\n\n".join(text) + "\n")
-    if remark:
-        console.print(remark, soft_wrap=True)
-    console.print(f"{len(lines)} policies in {seconds:.1f} s: {workdir / 'report.md'}")
+    rows = keep(workdir, lines, row, args.seed)
+    section = Section(title, COLUMNS, rows, remark, LEGEND)
+    command.publish(workdir, f"Replay of {title}", [section], rows)
 
 
 def keep(
     workdir: pathlib.Path, lines: Sequence[dict[str, Any]], row: dict[str, Any], seed: int
-) -> dict[str, Any]:
-    """Write the lines, with the facts of the trace that they are of; return all facts."""
+) -> list[dict[str, Any]]:
+    """Write the lines, with the facts of the trace that they are of, and return them."""
     facts = {name: row.get(name) for name in ("draft", "temperature", "dtype")}
     facts |= {"batch": 1, "seed": seed, "trace_commit": row.get("commit")}
     provenance.write(workdir / "replay.jsonl", [{**line, **facts} for line in lines])
-    return {**facts, **provenance.environment()}
+    return files.read_rows(workdir / "replay.jsonl")
 
 
 def workdir_of(trace: pathlib.Path) -> pathlib.Path:

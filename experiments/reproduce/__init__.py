@@ -8,7 +8,6 @@ What is made is up to the config's `tables`, in this order (`study.py` has what 
     speedup   Tables 2 and 4: c, v(γ), the best γ, predicted speedups and the measured one, batch 1
     lenience  Table 5: α and acceptance under lenience
     quality   whether both methods' outputs are equally good: BLEU, ROUGE or exact outputs
-    beam      A.4: how many steps of speculative beam search are kept
 
 and Figure 1 and Figure 5 from one output. With --config.tree Figure 1 is of trees; all else is the
 paper's, and of chains. Table 1 and Figures 2 to 4 need no models: `experiments.theory`.

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import pathlib
-import sys
 import tempfile
 from collections.abc import Mapping
 from types import ModuleType
@@ -11,15 +10,13 @@ from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
-from rich.console import Console
 
 import experiments.reproduce
+from experiments import command
 from experiments.reproduce import (
     alphas,
-    beams,
     figures,
     lenience,
-    pages,
     quality,
     side_by_side,
     speedups,
@@ -39,7 +36,6 @@ TABLES: dict[str, ModuleType] = {
     "speedup": speedups,
     "lenience": lenience,
     "quality": quality,
-    "beam": beams,
     "trace": traces,
     "timeline": timelines,
 }
@@ -63,10 +59,6 @@ def check(config) -> None:
     known = [name for name in TABLES if name not in FIGURES]
     if unknown := [name for name in config.tables if name not in known]:
         raise ValueError(f"tables: no {unknown[0]!r}; choose from {', '.join(known)}.")
-    if "beam" in config.tables and config.get("mesh", ""):
-        raise ValueError(
-            f'tables: "beam" is for one device, and mesh={config.mesh!r} is given: leave one out.'
-        )
     check_counts(config, *(f"{name}_inputs" for name in config.tables))
 
 
@@ -76,9 +68,7 @@ def lead(config, workdir: pathlib.Path, measured: bool) -> None:
     Args:
       measured: whether to measure what is missing.
     """
-    # A pipe has no width of its own, and 80 columns would cut the tables.
-    # Code is full of brackets, which rich would take for markup.
-    console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
+    console = command.console()
     study = Study(config, open_results(workdir, config))
     if measured:
         processes.firsts(study.results.done)
@@ -91,14 +81,12 @@ def lead(config, workdir: pathlib.Path, measured: bool) -> None:
         raise ValueError(f"{study.results.path} has no table that is complete: measure first.")
     sections = [TABLES[name].section(config, of) for name, of in by_table.items()]
     if {"alpha", "speedup"} <= by_table.keys():
-        both = side_by_side.section(config, by_table["alpha"], by_table["speedup"])
-        sections.insert(0, both)
+        tables = by_table["alpha"], by_table["speedup"]
+        sections.insert(0, side_by_side.section(config, *tables))
     figures.draw(config, workdir, rows)
-    pages.write(workdir, f"{config.task}: the paper's tables, measured", sections, rows)
-    pages.show(console, sections, rows)
+    command.publish(workdir, f"{config.task}: the paper's tables, measured", sections, rows)
     for row in by_table.get("trace", ()):
         console.print(traces.coloured(row))
-    console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
     if timed := by_table.get("speedup"):
         console.print(speedups.conclusion(timed), soft_wrap=True)
 

@@ -59,7 +59,6 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         "with its 95% interval by bootstrap over outputs (–: fewer than "
         f"{metrics.MIN_OUTPUTS}). The paper's rows are of other models and "
         "tasks: they stand beside ours by their part in the comparison.",
-        ("alphas.png",),
         measured=rows,
         batch=f"their config has batch_size={config.batch_size}",
     )

@@ -2,6 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -42,8 +43,9 @@ def write(
     title: str,
     sections: Sequence[Section],
     rows: Sequence[Mapping[str, Any]],
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """report.md; `rows` are all rows of results that it shows."""
+    """report.md; `rows` are all rows of results that it shows, `more` further facts of them."""
     lines = [f"# {title}", ""]
     for warning in warnings_of(rows):
         lines += [f"> {warning}", ""]
@@ -55,10 +57,11 @@ def write(
             lines += [text, ""] if text else []
         for name in section.images:
             lines += [f"![{section.title}]({name})", ""]
-    facts = (*provenance.environment(), "dtype", "seed")
-    where = (f"- {name}: {provenance.counted(rows, name)}" for name in facts)
-    load = f"- load average for each processor: {provenance.loads(rows)}"
-    lines += ["## Where", "", *where, load, ""]
+    if any("commit" in row for row in rows):
+        facts = (*provenance.environment(), "dtype", "seed")
+        where = {name: provenance.counted(rows, name) for name in facts} | dict(more)
+        where["load average for each processor"] = provenance.loads(rows)
+        lines += ["## Where", "", *(f"- {name}: {of}" for name, of in where.items()), ""]
     files.write_text(workdir / "report.md", "\n".join(lines))
 
 

@@ -9,27 +9,29 @@ from typing import Any
 
 import jax
 
+from experiments.tasks.config import load_examples, not_held_out
+from experiments.tasks.examples import Example
 from experiments.train import batches
 from specjax import checkpoints, decoding, drafters, sampling, trees
 from specjax.checkpoints.tensors import read_json
 from specjax.cli import defaults
-from specjax.cli.inputs import load_examples, not_held_out
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.measure import metrics
 from specjax.measure.provenance import Results, dtype_of
+from specjax.replay import rollouts
+from specjax.replay.rollouts import Rollouts
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
 from specjax.support import command_line, processes, runs
 from specjax.support.ranges import listed, whole
-from specjax.tasks.examples import Example
 
 NGRAMS = tuple(drafters.NAMES)
 COUNTS = (  # fields of experiments' configs that are whole numbers ≥ 1
     "alpha_inputs", "timed_inputs", "tau_inputs", "cost_inputs", "repeats", "cost_repeats",
     "cost_tries", "keys_per_repeat", "steps", "batch_size", "max_new_tokens", "gamma",
-    "gamma_max", "verify_gamma", "every", "outputs", "tokens", "resamples",
+    "gamma_max", "every", "outputs", "tokens", "resamples",
 )  # fmt: skip
 LISTS = ("gammas", "static", "batch_sizes", "admits")  # and lists of such numbers
 
@@ -178,6 +180,34 @@ class Study:
             self._outputs[temperature] = [row.tokens for row in rows]
         return self._outputs[temperature][:count]
 
+    def record(
+        self,
+        draft: str,
+        temperature: float,
+        outputs: Sequence[Sequence[int]],
+        gamma_max: int,
+        *,
+        hidden: bool = False,
+    ) -> Rollouts:
+        """Rollouts of a draft along outputs of the first inputs.
+
+        Args:
+          hidden: whether to keep the drafter's hidden states.
+        """
+        return rollouts.record(
+            self.target,
+            self.draft(draft),
+            self.texts(len(outputs)),
+            outputs,
+            gamma_max=gamma_max,
+            sampling=self.sampling(temperature),
+            max_new_tokens=self.config.max_new_tokens,
+            key=jax.random.key(self.config.seed),
+            batch_size=self.config.batch_size,
+            max_source_len=self.config.max_source_len or None,
+            hidden=hidden,
+        )
+
     def alpha(
         self,
         draft: str,
@@ -252,13 +282,18 @@ def check_chain(config, what: str) -> None:
     if not isinstance(trees.parse(config.tree), trees.Chain):
         raise ValueError(
             f"{what}, and --config.tree={config.tree!r} is no chain: leave it out. "
-            "experiments.trees compares trees, experiments.reproduce draws their rounds (Figure 1)."
+            "specjax select compares trees, experiments.reproduce draws their rounds (Figure 1)."
         )
 
 
 def find(rows: Sequence[Mapping[str, Any]], cell: Mapping[str, Any]) -> dict[str, Any] | None:
     """The row of a cell, if it is there."""
-    return next((dict(row) for row in rows if cell.items() <= row.items()), None)
+    return next(iter(rows_of(rows, cell)), None)
+
+
+def rows_of(rows: Sequence[Mapping[str, Any]], cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows that have these fields."""
+    return [dict(row) for row in rows if cell.items() <= row.items()]
 
 
 def keys(config, drafts: Sequence[str]) -> list[dict[str, Any]]:

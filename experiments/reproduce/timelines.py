@@ -1,15 +1,25 @@
 """Figure 5: when each model ran for one output, for γ = 7 and 3 and without a draft."""
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import figure1
 from experiments.reproduce import speedups
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study
-from specjax.measure.trace import Event, Timeline, timeline
+from specjax import speculative
+from specjax.dice import dice_for
+from specjax.loop import Method
+from specjax.models import sharding
+from specjax.rounds import Round
+from specjax.state import State
+from specjax.support import memory_maps
 from specjax.support.named import short
 
 GAMMAS = (7, 3, 0)  # the paper's; 0 is plain decoding
@@ -22,6 +32,134 @@ PHASES = {
     "accept": ("accept and commit", "#d0d0d0"),
     "learn": ("accept and commit", "#d0d0d0"),
 }
+
+
+# --- a run, stepped phase by phase ---------------------------------------------------------------
+
+
+_verify = jax.jit(speculative.verify)
+
+
+@jax.jit
+def _draft(method, context, state):
+    return speculative.draft(method, context, state, dice_for(method))
+
+
+@jax.jit
+def _accept(method, state, drafts, logprobs, hidden):
+    return speculative.accept(method, state, drafts, logprobs, hidden, dice_for(method))
+
+
+@jax.jit
+def _learn(method, context, state, drafts, verdict):
+    state = speculative.observe(method, context, state, drafts, verdict)
+    return speculative.conclude(method, context, state, drafts, verdict)
+
+
+class Event(NamedTuple):
+    """One phase of a stepped run."""
+
+    phase: str  # start, then draft, verify, accept, learn; in plain decoding start, then step
+    round: int  # from 1; 0 is the start
+    begin_ms: float
+    end_ms: float
+    tokens: int  # of the row: prompt, then drafted, scored, accepted, emitted; in a step, 1
+
+
+class Timeline(NamedTuple):
+    """The time of each phase, one after the other, and the tokens of the run."""
+
+    events: list[Event]
+    tokens: list[int]  # of the row, without the prompt
+
+    @property
+    def target_calls(self) -> int:
+        """Number of calls of the target's decoder, its prefill not counted."""
+        return sum(event.phase in ("verify", "step") for event in self.events)
+
+
+@memory_maps.kept(methods=2)
+def timeline(
+    method: Method,
+    prepare: Callable[[], tuple[Any, State]],
+    *,
+    row: int = 0,
+    repeats: int = 5,
+) -> Timeline:
+    """Step a run phase by phase, each jitted by itself, and time one row of it (Figure 5).
+
+    The run is stepped `repeats` times after a first one, which compiles; each phase of each round
+    has the median time. Phases are dispatched from Python and waited for, and the times include
+    that. The jitted loop gives the same tokens and is faster than their sum.
+
+    Args:
+      prepare: returns the contexts and the state before the first round, as `decoding.prepare` and
+        both `start` do; the same ones each time. Timed as the start.
+
+    Raises:
+      ValueError: repeats < 1, or a method whose drafts are trees.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats} must be ≥ 1.")
+    if method.branches:
+        raise ValueError('A timeline has the phases of a chain: give a method with tree="chain".')
+    runs = [_stepped(method, prepare, row) for _ in range(1 + repeats)][1:]
+    lasted = np.median([[ms for *_, ms in phases] for phases, _ in runs], axis=0).tolist()
+    phases, output = runs[0]
+    events, now = [], 0.0
+    for (phase, number, tokens, _), ms in zip(phases, lasted, strict=True):
+        events.append(Event(phase, number, now, now + ms, tokens))
+        now += ms
+    return Timeline(events, output)
+
+
+def _stepped(method, prepare, row) -> tuple[list[tuple[str, int, int, float]], list[int]]:
+    """Step a run; return each step's phase, round, tokens and ms, and the row's output."""
+    spent: list[tuple[str, int, float]] = []
+    counts: list[int] = []
+    number = 0
+
+    def timed(phase, function, *args):
+        begin = time.perf_counter()
+        result = jax.block_until_ready(function(*args))
+        spent.append((phase, number, 1e3 * (time.perf_counter() - begin)))
+        return result
+
+    def of(array):
+        return int(sharding.fetch(array)[row])
+
+    context, state = timed("start", prepare)
+    prompt_len = of(state.length)
+    counts += [prompt_len]
+    while figure1.is_running(state, row):
+        number += 1
+        known = of(state.length)
+        state, round_ = _by_phases(method, context, state, timed)
+        if len(counts) == len(spent) - 1:  # plain decoding: one phase, not four
+            counts += [1]
+        else:
+            drafted, accepted = of(round_.drafts.length), of(round_.accepted)
+            counts += [drafted, method.gamma_max + 1, accepted, of(state.length) - known]
+    output = sharding.fetch(state.tokens)[row, prompt_len : of(state.length)].tolist()
+    phases = [
+        (phase, round_number, tokens, ms)
+        for (phase, round_number, ms), tokens in zip(spent, counts, strict=True)
+    ]
+    return phases, output
+
+
+def _by_phases(method, context, state, timed) -> tuple[State, Round]:
+    """Run one round, each phase called through `timed(name, function, *arguments)`."""
+    if method.drafter is None:
+        return timed("step", figure1.step, method, context, state)
+    drafts, state = timed("draft", _draft, method, context.drafter, state)
+    known = method, context.target, state, drafts
+    logprobs, hidden, state = timed("verify", _verify, *known)
+    verdict = timed("accept", _accept, method, state, drafts, logprobs, hidden)
+    return timed("learn", _learn, method, context.drafter, state, drafts, verdict)
+
+
+# --- the table and the picture -------------------------------------------------------------------
 
 
 def keys(_) -> list[dict[str, Any]]:

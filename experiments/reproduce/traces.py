@@ -6,12 +6,11 @@ from typing import Any
 
 from rich.text import Text
 
+from experiments import figure1
 from experiments.reproduce import speedups
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study
 from specjax import decoding
-from specjax.measure import report
-from specjax.measure.trace import trace
 from specjax.support import command_line
 from specjax.support.named import short
 
@@ -30,13 +29,13 @@ def measure(on: Study, _) -> dict[str, Any]:
     method = decoding.with_draft(on.target, draft, gamma=gamma, sampling=sampling, tree=tree)
     command_line.say("compiling a round, and decoding one output round by round")
     texts, index = on.shown
-    rounds = trace(method, *speedups.start(on, method, texts, index))
+    rounds = figure1.trace(method, *speedups.start(on, method, texts, index))
     decode = partial(decoding.text_of, on.target, texts[index], skip_special_tokens=False)
     return {
         **{name: best[name] for name in ("draft", "temperature", "gamma")},
         "tree": tree,
         "input": on.examples[index].input,
-        "lines": report.spans(rounds, decode),
+        "lines": figure1.spans(rounds, decode),
         "tokens": sum(len(r.accepted) + len(r.next_token) for r in rounds),
         "target_calls": len(rounds),
         "batch": 1,
@@ -57,8 +56,7 @@ def section(_, rows: Sequence[dict[str, Any]]) -> Section:
     """The picture."""
     return Section(
         "Figure 1: one output, a line for each target call",
-        words=f"{setting(rows[0])}, where the paper's example has 38 in 9. In colour and as text: "
-        "[trace.html](trace.html).",
+        words=f"{setting(rows[0])}, where the paper's example has 38 in 9.",
         images=("trace.png",),
         measured=rows,
     )
@@ -66,7 +64,7 @@ def section(_, rows: Sequence[dict[str, Any]]) -> Section:
 
 def coloured(row: dict[str, Any]) -> Text:
     """For the terminal."""
-    head = Text(f"{report.printable(row['input'])}\n", style="bold")
+    head = Text(f"{figure1.printable(row['input'])}\n", style="bold")
     return head.append(f"{setting(row)}\n", style="not bold").append_text(
-        report.coloured(row["lines"])
+        figure1.coloured(row["lines"])
     )

@@ -10,39 +10,36 @@ where it was.
 
 import functools
 import os
+import pathlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
-from ml_collections import config_flags
 
-from experiments.publish import publish
+from experiments import command
+from experiments.adaptive.board import within
 from experiments.reproduce.pages import Section, number
-from experiments.reproduce.study import Study, identity, open_results
+from experiments.reproduce.study import Study, identity, open_results, rows_of
 from specjax import decoding
 from specjax.decoding import Request, Running
 from specjax.loop import Method
 from specjax.measure import report
 from specjax.measure.timing import Run, in_turns, quartiles
 from specjax.results import Row
-from specjax.support import command_line
 from specjax.support.named import short
 
 PLAIN, LENGTHS = "plain", ("own", "drawn")
 
 
-def main(_) -> None:
-    config = flags.FLAGS.config
+def main(config, workdir: pathlib.Path) -> None:
     check(config)
-    workdir = command_line.make_workdir(flags.FLAGS.workdir)
     on = Study(config, open_results(workdir, config))
-    fill(on)
-    rows = on.results.done
+    measured = functools.partial(measure, on)
+    rows = command.fill(on.results, cells(config), measured, lambda: identity(on))
     sections = [throughput(rows, cell) for cell in cells(config)]
-    publish(workdir, f"{config.task}: rows admitted while others run", sections, rows)
+    command.publish(workdir, f"{config.task}: rows admitted while others run", sections, rows)
 
 
 def check(config) -> None:
@@ -62,17 +59,6 @@ def cells(config) -> list[dict[str, Any]]:
     """What is measured one after the other."""
     each = ((t, name) for t in config.temperatures for name in config.lengths)
     return [{"temperature": temperature, "lengths": name} for temperature, name in each]
-
-
-def fill(on: Study) -> None:
-    """Measure every cell that is missing."""
-    done = [{name: row[name] for name in ("temperature", "lengths")} for row in on.results.done]
-    for cell in command_line.Steps(
-        [cell for cell in cells(on.config) if cell not in done], unit="cell"
-    ):
-        made = measure(on, **cell)
-        for row in made:
-            on.results.append({**cell, **row, **identity(on)})
 
 
 def measure(on: Study, temperature: float, lengths: str) -> list[dict[str, Any]]:
@@ -181,17 +167,12 @@ def title(cell: Mapping[str, Any]) -> str:
 
 def throughput(rows: Sequence[dict[str, Any]], cell: Mapping[str, Any]) -> Section:
     """Tokens per second of a cell's rows."""
-    mine = [row for row in rows if cell.items() <= row.items()]
-
-    def ratio(row) -> str:
-        low, high = row["of_batches_low"], row["of_batches_high"]
-        return f"{row['of_batches']:.2f} ({low:.2f}–{high:.2f})"
-
+    mine = rows_of(rows, cell)
     columns: list[report.Column] = [
         ("decoding", lambda row: row["method"]),
         ("admits", lambda row: "batches" if row["admits"] == row["batch"] else str(row["admits"])),
         ("tokens/s", lambda row: number(row["tokens_per_s"], 0)),
-        ("of whole batches", ratio),
+        ("of whole batches", lambda row: within(row, "of_batches")),
         ("tokens", lambda row: f"{row['tokens']:,}"),
         (
             "shortest, median, longest",
@@ -211,7 +192,4 @@ def throughput(rows: Sequence[dict[str, Any]], cell: Mapping[str, Any]) -> Secti
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "Rows and inputs.", lock_config=True)
-    flags.DEFINE_string("workdir", None, "Directory for results and report.")
-    flags.mark_flags_as_required(["config", "workdir"])
-    command_line.run(main, __doc__)
+    command.run(main, __doc__, "Rows and inputs.")

@@ -15,12 +15,13 @@ from absl import flags
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.console import Console
 
+from experiments import command, plots
+from experiments.reproduce.pages import Section
 from experiments.reproduce.printed import TABLE_1
 from specjax import formulas
 from specjax.measure import report
-from specjax.support import command_line, files
+from specjax.support import command_line
 
 ALPHAS = np.linspace(0.5, 0.9, 801)
 COSTS = (0.01, 0.02, 0.05, 0.10)  # c of Figure 3's curves
@@ -120,14 +121,13 @@ def write(workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
         figure4: "Speed (solid) and arithmetic operations (dotted) against α. A longer draft buys "
         "speed with operations. As α grows, speed grows and operations fall.",
     }
-    parts = ["# What the paper's formulas give", f"## {TITLE}"]
-    parts += [report.markdown(COLUMNS, rows), verdict(rows)]
+    sections = [Section(TITLE, COLUMNS, rows, verdict(rows))]
     for draw, caption in captions.items():
-        name, title = draw.__name__, draw.__name__.replace("figure", "Figure ")
-        with files.replacing(workdir / f"{name}.png") as part:
-            draw().savefig(part, format="png", dpi=160)
-        parts += [f"## {title}", f"![{title}]({name}.png)", caption]
-    files.write_text(workdir / "report.md", "\n\n".join(parts) + "\n")
+        name = draw.__name__
+        plots.save(workdir / f"{name}.png", draw(), dpi=160)
+        title = name.replace("figure", "Figure ")
+        sections.append(Section(title, words=caption, images=(f"{name}.png",)))
+    command.publish(workdir, "What the paper's formulas give", sections, rows)
 
 
 def _axes(title: str, ylabel: str) -> tuple[Figure, Axes]:
@@ -163,12 +163,7 @@ def _label(axes: Axes, height: float, text: str, color: np.ndarray) -> None:
 
 
 def main(_) -> None:
-    workdir, rows = command_line.make_workdir(flags.FLAGS.workdir), table1()
-    write(workdir, rows)
-    console = Console()
-    report.show(console, COLUMNS, rows, TITLE)
-    console.print(verdict(rows))
-    console.print(f"Figures 2 to 4 and the table: {workdir / 'report.md'}", soft_wrap=True)
+    write(command_line.make_workdir(flags.FLAGS.workdir), table1())
 
 
 if __name__ == "__main__":

@@ -10,17 +10,16 @@ refused.
 """
 
 import dataclasses
+import pathlib
 import time
 from typing import Any
 
-import jax
 import numpy as np
 from absl import flags
-from ml_collections import config_flags
-from rich.console import Console
 
+from experiments import command
 from experiments.reproduce import speedups, study
-from experiments.reproduce.study import Study, find
+from experiments.reproduce.study import Study
 from specjax.measure import report
 from specjax.replay import rollouts
 from specjax.support import command_line
@@ -43,8 +42,8 @@ COLUMNS: list[report.Column] = [
 ]
 
 
-def main(_) -> None:
-    config, args = flags.FLAGS.config, flags.FLAGS
+def main(config, workdir: pathlib.Path) -> None:
+    args = flags.FLAGS
     study.check_chain(config, "experiments.trace records rollouts for replay, which are of chains")
     gamma_max = longest(args.gamma_max, config)
     if gamma_max < 1 or args.inputs < 1:
@@ -52,20 +51,19 @@ def main(_) -> None:
     with config.unlocked():
         config.trace = {"gamma_max": gamma_max, "inputs": args.inputs, "hidden": args.hidden}
         config.trace.widths = command_line.widths(args.widths, gamma_max)
-    workdir = command_line.make_workdir(args.workdir)
     on = Study(config, study.open_results(workdir, config))
     rows = fill(on, workdir)
-    console = Console()
-    report.show(console, COLUMNS, rows, f"Rollouts of {gamma_max} tokens: {workdir}")
+    report.show(command.console(), COLUMNS, rows, f"Rollouts of {gamma_max} tokens: {workdir}")
 
 
 def fill(on: Study, workdir) -> list[dict[str, Any]]:
     """Trace what is missing; all rows in order."""
     cells = study.keys(on.config, (*on.config.timed_ngrams, *on.config.drafts))
-    missing = [cell for cell in cells if not find(on.results.done, cell)]
-    for cell in command_line.Steps(missing, unit="trace", disable=None):
-        on.results.append({**cell, **measure(on, cell, workdir), **study.identity(on)})
-    return [row for cell in cells if (row := find(on.results.done, cell))]
+
+    def measured(**cell: Any) -> list[dict[str, Any]]:
+        return [measure(on, cell, workdir)]
+
+    return command.fill(on.results, cells, measured, lambda: study.identity(on))
 
 
 def longest(flag: int | None, config) -> int:
@@ -79,19 +77,7 @@ def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
     count, gamma_max = min(config.trace.inputs, len(on.examples)), config.trace.gamma_max
     begin = time.perf_counter()
     outputs = [row.tokens for row in on.decode(None, temperature, count)]
-    found = rollouts.record(
-        on.target,
-        on.draft(draft),
-        on.texts(count),
-        outputs,
-        gamma_max=gamma_max,
-        sampling=on.sampling(temperature),
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        batch_size=config.batch_size,
-        max_source_len=config.max_source_len or None,
-        hidden=config.trace.hidden,
-    )
+    found = on.record(draft, temperature, outputs, gamma_max, hidden=config.trace.hidden)
     seconds = time.perf_counter() - begin
     file = workdir / f"{short(draft)}-T{temperature:g}.npz"
     rollouts.save(file, found)
@@ -131,12 +117,9 @@ def costs_of(on: Study, draft: str, temperature: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "What to decode, by what.", lock_config=True)
-    flags.DEFINE_string("workdir", None, "Directory for the traces.")
     flags.DEFINE_integer("gamma_max", None, "Drafted tokens from every position. None given: the "
                          f"config's gamma_max, or {GAMMA_MAX}.")  # fmt: skip
     flags.DEFINE_integer("inputs", 200, "Inputs, the first of the config's split.")
     flags.DEFINE_list("widths", [], "Of the policies' verify passes: none, all, or some numbers.")
     flags.DEFINE_bool("hidden", False, "Record the drafter's hidden states too.")
-    flags.mark_flags_as_required(["config", "workdir"])
-    command_line.run(main, __doc__)
+    command.run(main, __doc__, "What to decode, by what.")

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from experiments.tasks.examples import Example
 from specjax.checkpoints import tokenizers
 from specjax.decoding.texts import cut
-from specjax.tasks.examples import Example
 
 FILLER = 0  # the id after the end of a row; a tokenizer may use it for a token
 PART = 5000  # pairs that are encoded at once: a tokenizer keeps much more than ids of each

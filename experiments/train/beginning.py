@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
+from experiments.tasks.examples import Example
 from experiments.train import batches, meshes
 from experiments.train import tokenizer as tokenizers
 from experiments.train.config import TrainConfig
@@ -19,7 +20,6 @@ from specjax.checkpoints.tokenizers import end_id
 from specjax.models.layers import arrange
 from specjax.models.sharding import DATA, Placement
 from specjax.models.t5 import T5
-from specjax.tasks.examples import Example
 
 
 def make_tokenizer(

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from experiments.reproduce import scores
+from experiments.tasks import trees
+from experiments.tasks.examples import Example
 from experiments.train import batches, loop
 from experiments.train.batches import Batch, Pair
 from experiments.train.config import TrainConfig
@@ -25,8 +27,6 @@ from specjax.models.language_model import LanguageModel
 from specjax.models.sharding import Placement
 from specjax.results import Result
 from specjax.support import command_line, files
-from specjax.tasks import trees
-from specjax.tasks.examples import Example
 
 
 def pairs_of(

@@ -18,12 +18,12 @@ from jax import Array
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments import plots, tasks
+from experiments.tasks import python_source
 from experiments.train import batches
 from experiments.train.batches import Batch, Pair
-from specjax import tasks
 from specjax.support import command_line, files, runs
 from specjax.support.ranges import number, whole
-from specjax.tasks import python_source
 
 PAIRS = {"parse": "some 450,000 pairs", "prose": "some 9,400 texts"}
 OPTIMIZERS = ("adam", "adafactor")
@@ -379,5 +379,4 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     axes.yaxis.set_major_formatter("{x:.4g}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
-    with files.replacing(path) as part:
-        figure.savefig(part, format="png")
+    plots.save(path, figure)

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from experiments.tasks.examples import Example
 from experiments.train import batches
 from experiments.train.batches import Batch, Order, Pair
 from specjax import decoding
@@ -25,7 +26,6 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.sampling import Sampling
 from specjax.support import files, npz
 from specjax.support.ranges import number
-from specjax.tasks.examples import Example
 
 SOURCES = ("data", "target", "draft")
 BATCH = 32  # rows decoded at once

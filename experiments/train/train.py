@@ -32,6 +32,7 @@ from flax import nnx
 from jax import Array
 from jax.experimental import multihost_utils
 
+from experiments import tasks
 from experiments.train import batches, beginning, divergences, evaluation, loop, meshes, prefixes
 from experiments.train import tokenizer as tokenizers
 from experiments.train.batches import Batch
@@ -42,7 +43,7 @@ from experiments.train.loop import Progress, Stored
 from experiments.train.meshes import Layout
 from experiments.train.prefixes import Prefixes
 from experiments.train.steps import Trainer
-from specjax import checkpoints, tasks
+from specjax import checkpoints
 from specjax.support import command_line, files
 
 

@@ -31,10 +31,11 @@ import optax
 from jax import Array
 from jaxtyping import Float, Int, Key
 
+from experiments import tasks
 from experiments.train import batches, loop
 from experiments.train.batches import Batch
 from experiments.train.loop import LoopConfig, Progress
-from specjax import checkpoints, tasks
+from specjax import checkpoints
 from specjax.drafters import attached, loading
 from specjax.drafters.observing import seen_by
 from specjax.models.checkpoint import Checkpoint

@@ -26,7 +26,8 @@ from jax import Array
 from jaxtyping import Float
 from tqdm import tqdm
 
-from specjax import checkpoints, decoding, speculative, tasks
+from experiments import tasks
+from specjax import checkpoints, decoding, speculative
 from specjax.measure.along import reread
 from specjax.policies import acceptance_head as head
 from specjax.policies.acceptance_head import HeadParams

@@ -17,9 +17,9 @@ from typing import Any
 
 from absl import flags
 from rich.console import Console
-from rich.table import Table
 
-from specjax import tasks
+from experiments import tasks
+from specjax.measure import report
 from specjax.support import command_line
 
 ROOT = Path(__file__).parents[2]
@@ -60,17 +60,16 @@ def compare(ours: list[Cells], theirs: list[Cells]) -> list[dict[str, Any]]:
 
 def show(console: Console, family: str, rows: list[dict[str, Any]]) -> None:
     """Print a table; a ratio below 1: this checkout is faster."""
-    table = Table(title=family)
-    for name in ("", "T", "outputs that differ", "ms a token", "over the other", "first call, s",
-                 "over the other"):  # fmt: skip
-        table.add_column(name, justify="left" if not name else "right")
-    for row in rows:
-        table.add_row(
-            row["cell"], f"{row['temperature']:g}", f"{row['different']} of {row['outputs']}",
-            f"{1e3 * row['per_token']:.3f}", f"{row['per_token_ratio']:.3f}",
-            f"{row['first']:.2f}", f"{row['first_ratio']:.3f}",
-        )  # fmt: skip
-    console.print(table)
+    columns: list[report.Column] = [
+        ("", lambda row: row["cell"]),
+        ("T", lambda row: f"{row['temperature']:g}"),
+        ("outputs that differ", lambda row: f"{row['different']} of {row['outputs']}"),
+        ("ms a token", lambda row: f"{1e3 * row['per_token']:.3f}"),
+        ("over the other", lambda row: f"{row['per_token_ratio']:.3f}"),
+        ("first call, s", lambda row: f"{row['first']:.2f}"),
+        ("over the other", lambda row: f"{row['first_ratio']:.3f}"),
+    ]
+    report.show(console, columns, rows, family)
 
 
 def main(argv) -> None:

@@ -12,20 +12,19 @@ in a simulation with its numbers. Writes results.jsonl, report.md and pictures t
 that was cut off goes on where it was; traces may be added later.
 """
 
-from absl import flags
-from ml_collections import config_flags
+import pathlib
 
-from experiments.publish import publish
+from absl import flags
+
+from experiments import command
 from experiments.reproduce.study import check_counts, open_results
 from experiments.when import pictures, points, sweep
-from specjax.support import command_line, runs
+from specjax.support import runs
 
 
-def main(_) -> None:
-    config = flags.FLAGS.config
+def main(config, workdir: pathlib.Path) -> None:
     check_counts(config, "draws")
     traces = points.found([*filter(None, flags.FLAGS.traces)])
-    workdir = command_line.make_workdir(flags.FLAGS.workdir)
     results = open_results(workdir, config)
     facts = {
         **{name: config[name] for name in ("outputs", "tokens", "gamma_max", "seed")},
@@ -37,12 +36,9 @@ def main(_) -> None:
     points.fill(results, config, facts, traces)
     rows = results.done
     sections = [*pictures.sections(workdir, rows, config), *points.sections(rows)]
-    publish(workdir, "When adaptivity pays", sections, rows)
+    command.publish(workdir, "When adaptivity pays", sections, rows)
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "What to simulate.", lock_config=True)
-    flags.DEFINE_string("workdir", None, "Directory for rows, pictures and report.")
     flags.DEFINE_list("traces", [], "Directories that experiments.trace wrote.")
-    flags.mark_flags_as_required(["config", "workdir"])
-    command_line.run(main, __doc__)
+    command.run(main, __doc__, "What to simulate.")

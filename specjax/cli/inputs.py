@@ -1,21 +1,17 @@
-"""Inputs of a command: the texts and chats of a file, or a task."""
+"""Inputs of a command: the texts and chats of a file."""
 
 import contextlib
-import dataclasses
 import functools
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specjax import tasks
 from specjax.checkpoints import finding, tokenizers
 from specjax.decoding.texts import SURROGATE
-from specjax.models.checkpoint import Checkpoint
 from specjax.support import command_line, files
 from specjax.support.ranges import shown
-from specjax.tasks import questions
-from specjax.tasks.examples import Example
 
 HELP = "A file of inputs, one a line; FILE.jsonl with objects; - for standard input."
 """What --input names, for --help."""
@@ -27,6 +23,7 @@ FOLLOWED = {
 """Fields of a chat that change its prompt, with their types."""
 REFUSED = ("chat_template", "functions", "reasoning_effort")
 """Fields of a chat that change its prompt elsewhere."""
+TURNS = 'Give {"question_id": 1, "category": "qa", "turns": ["…"]} on each line.'
 WAY_OUT = (
     'Give {"input": "…"} or {"messages": [{"role": "user", "content": "…"}]} on each line, or end '
     "the name in .txt for lines of plain text."
@@ -105,11 +102,34 @@ def has_turns(row: Mapping[str, Any]) -> bool:
     return "turns" in row and "input" not in row and "messages" not in row
 
 
+def turns_of(row: Mapping[str, Any], place: str, way_out: str = TURNS) -> tuple[str, ...]:
+    """Check and return a row's turns; ValueError that begins with `place` if they are no texts."""
+    turns = row.get("turns")
+    if turns is None:
+        raise ValueError(f"{place}: no turns. {way_out}")
+    if not isinstance(turns, list) or not turns:
+        raise ValueError(
+            f"{place}: turns={shown(turns)} should be a list of one text or more. {way_out}"
+        )
+    for index, turn in enumerate(turns):
+        if not isinstance(turn, str) or not turn.strip():
+            raise ValueError(
+                f"{place}: turns[{index}]={shown(turn)} should be a text that is not blank. "
+                f"{way_out}"
+            )
+        if re.search("[\ud800-\udfff]", turn):
+            raise ValueError(
+                f"{place}: turns[{index}] holds half a character, which no tokenizer reads. Write "
+                "the character itself, or both halves."
+            )
+    return tuple(turns)
+
+
 def _checked(row: Mapping[str, Any], place: str) -> str:
     """Check an object's fields, and return its input or first turn; empty if it has messages."""
     given = [field for field in ("input", "messages") if field in row]
     if has_turns(row):
-        return questions.turns_of(row, place)[0]
+        return turns_of(row, place)[0]
     if len(given) != 1:
         problem = "both input and messages" if given else "neither input nor messages nor turns"
         raise ValueError(f"{place}: {problem}. {WAY_OUT}")
@@ -156,37 +176,3 @@ def turn_writer(tokenizer: Any, target: str) -> Callable[[str], str]:
     if not tokenizers.has_template(tokenizer):
         command_line.say(tokenizers.raw_note(target))
     return lambda turn: tokenizers.prompt_of(tokenizer, [{"role": "user", "content": turn}], target)
-
-
-def load_examples(config, split: str = "") -> list[Example]:
-    """Load the examples of the config's task, of its own split or another.
-
-    Turns of spec_bench are written as prompts. ValueError if there are none.
-
-    Args:
-      config: with task, split and data_dir, the data's place if it differs from the task's; of
-        spec_bench also target, and categories if some are to be left out. Or with the user's own
-        texts, which have no target and no other split.
-    """
-    if "texts" in config and not split:
-        return [Example(text, "") for text in config.texts]
-    split = split or config.split
-    found = tasks.load(config.task, split, _files(config), config.get("categories", ()))
-    if not found:
-        raise ValueError(f"Task {config.task!r} has no inputs in split {split!r}.")
-    if config.task != questions.TASK:
-        return found
-    write = turn_writer(tokenizers.load(finding.locate(config.target)), config.target)
-    return [dataclasses.replace(one, input=write(one.input)) for one in found]
-
-
-def not_held_out(config, target: Checkpoint) -> str:
-    """Warn if a config's inputs differ from what was held out in training; else ""."""
-    if "texts" in config:
-        return ""
-    recorded = target.metadata.get("training_data", "")
-    return tasks.not_held_out(recorded, config.task, config.split, _files(config))
-
-
-def _files(config) -> list[str]:
-    return [part for part in config.data_dir.split(",") if part]

@@ -7,7 +7,7 @@ it.
 
 Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input": "…"}, or
 {"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template, or a
-question of Spec-Bench, whose first turn is taken. A config with a task needs no input.
+question of Spec-Bench, whose first turn is taken.
 
 --settings names a JSON file, which `specjax decode` takes as its --settings, with the recommended
 draft as its --config.draft and one row at a time, as it was timed.
@@ -27,7 +27,7 @@ from rich.console import Console
 
 from specjax import checkpoints, drafters
 from specjax.cli import defaults, outputs
-from specjax.cli.inputs import HELP, load_examples, read_texts
+from specjax.cli.inputs import HELP, read_texts
 from specjax.defaults import MINUTES
 from specjax.measure import doubts, report, timing
 from specjax.measure.provenance import Results, dtype_of
@@ -72,13 +72,10 @@ def main(_) -> None:
 
 
 def inputs(path: str | None, config) -> list[str]:
-    """Load the inputs to choose by: the file's, or the task's."""
-    if path is None and "task" not in config:
-        raise ValueError("No inputs: give --input=FILE, one a line, of the kind to be decoded.")
+    """Load the inputs to choose by; ValueError if no file is named."""
     if path is None:
-        texts = [example.input for example in load_examples(config)]
-    else:
-        texts = [text for text in read_texts(path, config.target) if text.strip()]
+        raise ValueError("No inputs: give --input=FILE, one a line, of the kind to be decoded.")
+    texts = [text for text in read_texts(path, config.target) if text.strip()]
     return texts[: config.alpha_inputs]
 
 

@@ -184,7 +184,7 @@ def replay(
         if policy.reads_batch:
             raise ValueError(
                 f"{type(policy).__name__} reads its batch, and outputs are replayed as rows of one "
-                "that never was: time it by experiments.batch."
+                "that never was: time it by experiments.budgets."
             )
     keys = _draw_keys(rollouts, key, draws)
     kinds: dict[Any, list[int]] = {}

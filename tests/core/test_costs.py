@@ -12,7 +12,7 @@ import pytest
 
 import command_line
 import test_loops
-from experiments.adaptive import board, race
+from experiments.adaptive import race
 from pairs import TEXTS
 from specjax import decoding, generate, loop, policies
 from specjax.measure import doubts, phases, timing
@@ -216,9 +216,24 @@ def test_a_loop_is_timed_as_it_runs(pair, monkeypatch):
     assert fixed[0] == [(False, 0), (False, 1), (False, 2), (True, 2), (False, 1), (False, 2)]
 
 
+def numbers(found):
+    """All costs by name."""
+    table = found["policies"]
+    rounds = table.round_times(table.gamma_max).tolist()
+    full = {name: of.round_times(of.gamma_max)[-1].item() for name, of in found.items()}
+    return {
+        "a token of plain decoding": table.token.item(),
+        "a call of plain decoding": table.plain_call.item(),
+        "a speculative call": table.call.item(),
+        "a draft step": table.draft.item(),
+        **{f"a round of {k} drafted tokens": cost for k, cost in enumerate(rounds)},
+        **{f"a round of {name}": cost for name, cost in full.items() if name != "policies"},
+    }
+
+
 def spread(found, name):
     """How far measurements of a cost are apart, as a share of their mean."""
-    values = [board.numbers(each)[name] for each in found]
+    values = [numbers(each)[name] for each in found]
     return (max(values) - min(values)) / np.mean(values)
 
 
@@ -226,7 +241,7 @@ def test_costs_reproduce():
     """Five measurements with 2% of noise on each call are within 5% of each other. Without calls
     of one round the fixed time of a call is anyone's guess."""
     found = [fitting.fit(LOOPS, calls(noise=0.02, seed=seed)) for seed in range(5)]
-    names = board.numbers(found[0])
+    names = numbers(found[0])
     assert len(names) == 4 + 8 + 2
     assert {name: spread(found, name) for name in names if spread(found, name) > 0.05} == {}
     assert all(0 < table["policies"].error < 0.04 for table in found)

@@ -12,6 +12,7 @@ from tokenizers import processors
 
 import specjax
 from experiments.beam.decoding import beam_search
+from experiments.tasks.examples import Example
 from experiments.train import batches, steps
 from experiments.train import tokenizer as tokenizers
 from pairs import IDS, TEXTS
@@ -23,7 +24,6 @@ from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, LlamaConfig
 from specjax.sampling import Sampling
-from specjax.tasks.examples import Example
 from tiny_models import slow
 
 BUDGET = 20

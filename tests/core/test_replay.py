@@ -16,10 +16,11 @@ import command_line
 import eagles
 import test_loops
 import test_medusa
+from experiments import tasks
 from experiments.adaptive.race import Counting
 from experiments.replay.evaluation import evaluate
 from pairs import TEXTS
-from specjax import decoding, generate, tasks
+from specjax import decoding, generate
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup

@@ -8,16 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from specjax.models.tapped import Tapped
 
 import specjax
 from eagles import eagle_of
-from experiments.reproduce.sharing import apart
 from experiments.train import medusa
 from specjax import decoding
 from specjax.drafters.switch import switch
 from specjax.drafters.views import kangaroo, shallow
 from specjax.models.attention import TILE
+from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5
+from specjax.pytrees import pytree
 from specjax.sampling import Sampling, row_keys
 from table_models import inputs_of
 from test_exits import PROMPTS
@@ -44,6 +46,21 @@ APART = {  # those that run an encoder of their own, or the target's again
     "model": (lambda _: random_model("t5", 40, seed=3, layers=1), 1),
     "exit of another": (lambda _: specjax.early_exit(random_model("t5", 40, seed=3), 2), 2),
 }
+
+
+@pytree
+class Apart(LanguageModel):
+    """A model whose encoding no drafter reads."""
+
+    def encoding(self, inputs):
+        """None: each drafter runs the encoder."""
+
+
+def apart(model):
+    """A target, whole or as a drafter sees it, whose encoding no drafter reads."""
+    if isinstance(model, Tapped):
+        return dataclasses.replace(model, model=apart(model.model))
+    return Apart(**vars(model))
 
 
 def method_of(name):
@@ -90,7 +107,7 @@ def test_a_shallow_decoder_of_a_umt5_has_its_layers_biases():
 
 
 def test_a_target_can_keep_its_encoding(monkeypatch):
-    """As experiments.reproduce.sharing compares it: the draft encodes again."""
+    """Where nothing is shared, the draft encodes again."""
     method = method_of("early_exit")
     method = dataclasses.replace(method, target=apart(method.target))
     assert len(encoded(monkeypatch, method)[0]) == 2

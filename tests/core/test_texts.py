@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 import specjax
 from experiments.beam.decoding import beam_search
+from experiments.figure1 import TracedRound
 from experiments.race import recording
 from specjax import decoding
 from specjax.decoding.outputs import UNFINISHED, UNSETTLED, grown, text_of
-from specjax.measure.trace import TracedRound
 from specjax.sampling import Sampling
 from table_models import chain
 

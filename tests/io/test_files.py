@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from specjax import tasks
+from experiments import tasks
 from specjax.checkpoints.tensors import read_json
 from specjax.cli import inputs
 from specjax.drafters import ngram

@@ -8,11 +8,12 @@ import pytest
 
 import command_line
 import pairs
+from experiments.tasks import questions
+from experiments.tasks.config import load_examples
 from specjax import decoding
 from specjax.checkpoints import load, tokenizers
 from specjax.cli import doctor, inputs, main, select
 from specjax.support import files
-from specjax.tasks import questions
 
 EOS = "</s>"  # the mark that the pair's tokenizer puts before every text
 TEMPLATE = (
@@ -134,10 +135,10 @@ def test_the_task_of_questions_has_prompts(chat_model, written):
     config = ml_collections.ConfigDict(
         {"task": "spec_bench", "split": "test", "data_dir": path, "target": chat_model}
     )
-    texts = [one.input for one in inputs.load_examples(config)]
+    texts = [one.input for one in load_examples(config)]
     assert texts == [f"{EOS}[user]\n{turn}\n[assistant]" for turn in "ab"]
     config.categories = ("rag",)
-    assert [one.input for one in inputs.load_examples(config)] == texts[1:]
+    assert [one.input for one in load_examples(config)] == texts[1:]
 
 
 @pytest.mark.parametrize(
@@ -241,17 +242,13 @@ def test_select_and_doctor(chat_model, written):
     assert doctor.texts(path, chat_model) == (PROMPT, "a\nb")
 
 
-@pytest.mark.parametrize(
-    "module", [*(f"specjax {name}" for name in main.COMMANDS[:4]), "experiments.trees"]
-)
+@pytest.mark.parametrize("module", [f"specjax {name}" for name in main.COMMANDS[:4]])
 def test_mistakes_are_said_in_one_line(module, chat_model, written, tmp_path, monkeypatch, capsys):
     """No model is loaded for a file that is wrong."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
-    draft = "drafts" if module in ("specjax select", "experiments.trees") else "draft"
-    trees = ["--config=configs/trees.py:own", f"--workdir={tmp_path / 'work'}"]
-    flags = trees if module == "experiments.trees" else []
+    draft = "drafts" if module == "specjax select" else "draft"
     outcome = command_line.run(
-        monkeypatch, capsys, module, *flags, f"--config.target={chat_model}",
+        monkeypatch, capsys, module, f"--config.target={chat_model}",
         f"--config.{draft}=lookup", f"--input={written({'messages': []})}",
     )  # fmt: skip
     assert (outcome.status, outcome.stdout) == (1, "")

@@ -7,133 +7,30 @@ import shlex
 import sys
 import types
 
-import ml_collections
-import numpy as np
 import pytest
 
-import experiments.adaptive.__main__ as adaptive
-import experiments.benchmark.__main__ as benchmark
-import experiments.quantised.__main__ as quantised
-import experiments.replay.__main__ as replay
-import experiments.reproduce.__main__ as reproduce
-import experiments.trace.__main__ as trace
-import experiments.trees.__main__ as trees
 from command_line import ROOT
-from configs import embedded
-from experiments.adaptive import race
-from experiments.benchmark.cases import Case
-from experiments.reproduce import pages, study
+from experiments.reproduce import pages
 from experiments.reproduce.pages import Section
-from specjax.cli import select
 from specjax.measure import provenance
-from specjax.tuning.recommendation import Candidate
 
-EVERY = {*provenance.NEEDED, *provenance.environment()}
-MODEL = types.SimpleNamespace(
-    model=types.SimpleNamespace(params={"w": np.zeros(1, np.float32)}), metadata={}
-)
-
-
-@pytest.fixture
-def on(tmp_path, monkeypatch):
-    """A study of one draft at one temperature, whose target is one number."""
-    config = embedded.get_config()
-    config.drafts, config.temperatures, config.tables = config.drafts[:1], (0.0,), ("alpha",)
-    config.ngrams = ()
-    monkeypatch.setattr(study.Study, "target", MODEL)
-    return study.Study(config, study.open_results(tmp_path, config))
-
-
-# Each experiment's writer, with what it measures replaced by `found`.
-
-
-def by_reproduce(on, tmp_path, monkeypatch, found):
-    monkeypatch.setattr(reproduce.TABLES["alpha"], "measure", lambda *_: found)
-    reproduce.fill(on)
-
-
-def by_adaptive(on, tmp_path, monkeypatch, found):
-    on.config.static = (1,)
-    monkeypatch.setattr(race, "names", lambda *_: ["γ=1"])
-    monkeypatch.setattr(race, "measure", lambda *_: [{"method": "γ=1", **found}])
-    adaptive.fill(on)
-
-
-def by_trace(on, tmp_path, monkeypatch, found):
-    monkeypatch.setattr(trace, "measure", lambda *_: found)
-    trace.fill(on, tmp_path)
-
-
-def by_benchmark(on, tmp_path, monkeypatch, found):
-    config = ml_collections.ConfigDict(
-        {"repeats": 1, "keys_per_repeat": 1, "steps": 1, "minutes": 0}
-    )
-    monkeypatch.setattr(benchmark, "measure", lambda *_: {**found, "batch": found.get("batch")})
-    monkeypatch.setattr(benchmark, "Lab", lambda config: None)
-    benchmark.fill(config, benchmark.open_results(tmp_path, config), [Case("tiny")])
-
-
-def by_select(on, tmp_path, monkeypatch, found):
-    made = types.SimpleNamespace(target=MODEL, measure=lambda draft, tree: Candidate(draft))
-    monkeypatch.setattr(select, "Trial", lambda *_, **__: made)
-    monkeypatch.setattr(select.checkpoints, "load", lambda *_, **__: MODEL)
-    monkeypatch.setattr(select.drafters, "fingerprint", lambda name: {})
-    config = on.config
-    if "batch" not in found:
-        config.seed = None  # what this writer takes from the config
-    select.measure(config, ["x"], [], select.open_results(str(tmp_path), config, ["x"], []))
-
-
-def by_replay(on, tmp_path, monkeypatch, found):
-    row = {"draft": "x", "temperature": 0.0, "commit": "abc"}
-    row |= {"dtype": "float32"} if "batch" in found else {}
-    replay.keep(tmp_path, [{"policy": "svip"}], row, seed=0)
-    (kept,) = rows_of(tmp_path)
-    assert kept["trace_commit"] == "abc"
-
-
-def by_trees(on, tmp_path, monkeypatch, found):
-    monkeypatch.setattr(trees, "measure", lambda *_, **__: [found])
-    trees.fill(on)
-
-
-def by_quantised(on, tmp_path, monkeypatch, found):
-    monkeypatch.setattr(quantised, "measure", lambda _: [found])
-    quantised.fill(on)
-
-
-WRITERS = {
-    "adaptive": by_adaptive, "benchmark": by_benchmark, "quantised": by_quantised,
-    "replay": by_replay,
-    "reproduce": by_reproduce, "select": by_select, "trace": by_trace, "trees": by_trees,
-}  # fmt: skip
-# Their rows are looked at where the whole command is run.
-ELSEWHERE = {"batch", "budgets", "chat", "distil", "plan", "serve", "switch", "when"}
+# Their rows are looked at by `check_command`.
+CHECKED = {"adaptive", "budgets", "reproduce", "serve", "trace"}
+# Or where the whole command is run.
+ELSEWHERE = {"benchmark", "chat", "plan", "replay", "select", "when"}
 # Outputs for a user, the log of a training run, inputs: no measurements.
-OTHERS = {"decode", "doctor", "inputs", "lines", "outputs", "train", "tune"}
+OTHERS = {"decode", "doctor", "inputs", "lines", "outputs", "tasks", "train", "tune"}
 
 
-def rows_of(directory):
-    (path,) = directory.glob("*.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_every_row_says_where_it_is_from(name, on, tmp_path, monkeypatch):
-    WRITERS[name](on, tmp_path, monkeypatch, {"batch": 3})
-    rows = rows_of(tmp_path)
-    assert rows
-    for row in rows:
-        assert set(row) >= EVERY
-        assert None not in [row[field] for field in EVERY]
-        assert row["batch"] == (1 if name in ("select", "replay") else 3)
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_row_that_does_not_say_it_is_refused(name, on, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"A row of results lacks (batch|seed|dtype): "):
-        WRITERS[name](on, tmp_path, monkeypatch, {})
-    assert not [path for path in tmp_path.glob("*.jsonl") if path.read_text()]
+@pytest.mark.parametrize("lacking", provenance.NEEDED)
+def test_a_row_that_does_not_say_it_is_refused(lacking, tmp_path):
+    results = provenance.Results(tmp_path / "results.jsonl")
+    whole = {"dtype": "float32", "batch": 3, "seed": 0}
+    with pytest.raises(ValueError, match=f"A row of results lacks {lacking}: "):
+        results.append(whole | {lacking: None})
+    results.append(whole)
+    (row,) = results.done
+    assert set(row) >= {*whole, *provenance.environment(), "command", "load_per_core"}
 
 
 def commands():
@@ -155,7 +52,7 @@ def test_no_experiment_writes_rows_elsewhere():
             naming.add(name)
         if name not in OTHERS | {"provenance"}:
             assert not re.search(r"\bRows\((?!.*\.done)|write_text\(.*\.jsonl", text), path
-    assert naming - OTHERS - {"provenance"} == {*WRITERS, *ELSEWHERE}
+    assert naming - OTHERS - {"provenance"} == {*CHECKED, *ELSEWHERE}
 
 
 # What a report says.

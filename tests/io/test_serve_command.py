@@ -10,9 +10,9 @@ from rich.console import Console
 
 import command_line
 import specjax
+from experiments import tasks
 from experiments.serve import __main__ as serve
 from pairs import TEXTS
-from specjax import tasks
 from specjax.cli import follow
 from specjax.results import Progress, Row
 from specjax.support import files
@@ -38,7 +38,7 @@ def command(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.slow
 def test_serve(command, pair, tmp_path, monkeypatch):
-    """Rows, a report, and a run that goes on."""
+    """Rows, and a report."""
     examples = [tasks.Example(text, "") for text in TEXTS]
     monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples)
     file = tmp_path / "small.py"
@@ -63,10 +63,7 @@ def test_serve(command, pair, tmp_path, monkeypatch):
     assert all(row["of_batches"] == 1 for row in rows if row["admits"] == 3)
     assert all(row["differ"] == 0 and row["tokens_per_s"] > 0 for row in rows)
     assert rows[0]["tokens"] <= sum(serve.budgets(8, 2, 12, 0))
-    assert {"commit", "load", "dtype", "batch", "device"} <= set(rows[0])
     assert "budgets drawn for each input: tokens per second" in (work / "report.md").read_text()
-    assert job().status == 0  # nothing is measured again
-    assert len(files.Rows(work / "results.jsonl").done) == len(rows)
 
 
 def test_what_cannot_be_served(command, tmp_path):

@@ -22,8 +22,9 @@ import command_line
 import corpora
 import t5_variants
 from configs import paper as paper_config
+from experiments import tasks
 from experiments.reproduce import printed, scores
-from specjax import checkpoints, generate, tasks
+from specjax import checkpoints, generate
 from specjax.batching import bucket
 from specjax.models.t5 import T5, T5Config
 from specjax.types import Inputs

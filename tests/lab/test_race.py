@@ -5,12 +5,12 @@ import pytest
 from PIL import Image
 
 import specjax
+from experiments.figure1 import TracedRound
 from experiments.race import __main__ as command
 from experiments.race import recording
 from experiments.race.recording import Moment, Side
 from pairs import TEXTS
 from specjax import decoding
-from specjax.measure.trace import TracedRound
 from specjax.sampling import Sampling
 
 BUDGET = 12

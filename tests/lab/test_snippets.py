@@ -23,9 +23,9 @@ from absl import flags
 import command_line
 import specjax
 from command_line import PAGES, ROOT
+from experiments import tasks
 from experiments.beam import decoding as beam
 from pairs import TEXTS
-from specjax import tasks
 from specjax.checkpoints import finding
 from specjax.measure import batches, phases
 from specjax.support import command_line as support

@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import pytest
 
 from configs import adaptive, embedded
+from experiments import figure1
 from experiments.reproduce import timelines
+from experiments.reproduce.timelines import Event, Timeline, timeline
 from experiments.trace import __main__ as experiment
 from specjax import loop
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import trace
-from specjax.measure.trace import Event, Timeline, timeline
 from specjax.policies import constant
 from specjax.rules import Token
 from specjax.sampling import Sampling, row_keys
@@ -23,7 +23,10 @@ from table_models import inputs_of, random_table, repeat
 GAMMA, BUDGET = 4, 24
 EOS = jnp.int32([2])
 ROWS = 3  # at T=1 an EOS ends one of them early
-JITTED = ("_draft", "_verify", "_accept", "_learn", "_alive")
+JITTED = (
+    *(getattr(timelines, f"_{phase}") for phase in ("draft", "verify", "accept", "learn")),
+    figure1.is_running,
+)
 
 
 @pytest.fixture(scope="module", params=[(0.0, 0), (1.0, 0), (1.0, 1), (1.0, 2)])
@@ -41,7 +44,7 @@ def timed(request):
         compiled = []
 
         def prepare(method=method, compiled=compiled):
-            compiled.append(sum(getattr(trace, name)._cache_size() for name in JITTED))
+            compiled.append(sum(phase._cache_size() for phase in JITTED))
             return loop.start(
                 method,
                 repeat(inputs_of([[0, 1]], [[3, 4, 5]]), ROWS),

@@ -18,6 +18,8 @@ from tokenizers import models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from configs import train as configured
+from experiments import tasks
+from experiments.tasks.examples import Example
 from experiments.train import (
     batches,
     beginning,
@@ -31,11 +33,10 @@ from experiments.train import (
 from experiments.train.batches import Pair
 from experiments.train.config import TrainConfig
 from experiments.train.train_drafter import DrafterConfig
-from specjax import checkpoints, tasks
+from specjax import checkpoints
 from specjax.models.t5 import T5Config, UMT5Config
 from specjax.support import files as files_of
 from specjax.support.files import Rows, only_writer
-from specjax.tasks.examples import Example
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

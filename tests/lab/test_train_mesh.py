@@ -25,6 +25,7 @@ import train_worker
 import workers
 from configs import paper as paper_config
 from configs import paper_train
+from experiments import tasks
 from experiments.plan import training
 from experiments.train import batches, beginning, evaluation, loop, meshes, train, workdirs
 from experiments.train import tokenizer as tokenizers
@@ -33,7 +34,7 @@ from experiments.train.config import TrainConfig
 from experiments.train.loop import fields_of
 from experiments.train.meshes import Layout
 from experiments.train.modes import Drop
-from specjax import checkpoints, generate, tasks
+from specjax import checkpoints, generate
 from specjax.models import sharding
 from specjax.models.llama import Gemma2Config
 from specjax.models.meshes import sizes_of

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specjax.tasks.examples import Example
+from experiments.tasks.examples import Example
 
 
 class Corpus(NamedTuple):
@@ -75,30 +75,26 @@ def stream(task: str, split: str, place: str | os.PathLike = "") -> Rows:
     Raises:
       ValueError: `datasets` is not installed, or the corpus is not there or not of this layout.
     """
-    datasets = _package(task)
     corpus = CORPORA[task]
     if str(place) and not pathlib.Path(place).is_dir():
         raise ValueError(f"No such directory: {place}. Leave it empty to read from the hub.")
-    files = f"{corpus.folder}/{split}-*.parquet"
-    try:
-        # By files: with a config and a split, `datasets` downloads all splits.
-        rows = datasets.load_dataset(
-            str(place) or corpus.name, data_files={split: files}, split=split
-        )
-    except Exception as error:  # many classes: offline, mistyped, damaged, …
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"{files} of {str(place) or corpus.name} cannot be read ({type(error).__name__}: "
-            f"{reason}). Without a network, run `hf download {corpus.name} --repo-type dataset "
-            f"--include '{files}' --local-dir DIRECTORY` where there is one, and give the "
-            "directory."
-        ) from error
+    files, where = f"{corpus.folder}/{split}-*.parquet", str(place) or corpus.name
+    # By files: with a config and a split, `datasets` downloads all splits.
+    rows = _loaded(
+        task,
+        where,
+        f"{files} of {where} cannot be read",
+        f"Without a network, run `hf download {corpus.name} --repo-type dataset --include "
+        f"'{files}' --local-dir DIRECTORY` where there is one, and give the directory.",
+        data_files={split: files},
+        split=split,
+    )
     found = Rows(corpus, rows)
     try:
         found[:1]
     except (KeyError, TypeError):
         raise ValueError(
-            f"{files} of {str(place) or corpus.name} has the columns {rows.column_names}, which "
+            f"{files} of {where} has the columns {rows.column_names}, which "
             f"are not those of {corpus.name}. Download it again."
         ) from None
     return found
@@ -114,16 +110,13 @@ def only_split(place: str | os.PathLike, task: str) -> Sequence[Mapping[str, Any
     Raises:
       ValueError: `datasets` is not installed, cannot read the data set, or finds several splits.
     """
-    package = _package(task)
-    try:
-        splits = package.load_dataset(str(place))
-    except Exception as error:  # many classes: offline, mistyped, damaged, …
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"{place} cannot be read as a data set ({type(error).__name__}: {reason}). Check the "
-            f"spelling; without a network, run `hf download {place} --repo-type dataset "
-            "--local-dir DIRECTORY` where there is one, and give the directory."
-        ) from error
+    splits = _loaded(
+        task,
+        place,
+        f"{place} cannot be read as a data set",
+        f"Check the spelling; without a network, run `hf download {place} --repo-type dataset "
+        "--local-dir DIRECTORY` where there is one, and give the directory.",
+    )
     if "test" not in splits and len(splits) > 1:
         raise ValueError(
             f"{place} has the splits {', '.join(splits)}, and none is named test. Give one of its "
@@ -132,12 +125,20 @@ def only_split(place: str | os.PathLike, task: str) -> Sequence[Mapping[str, Any
     return splits["test"] if "test" in splits else next(iter(splits.values()))
 
 
-def _package(task: str) -> Any:
-    """Import `datasets`, an extra that takes a second; ValueError if it is not installed."""
+def _loaded(task: str, place: Any, what: str, way_out: str, **chosen: Any) -> Any:
+    """Load a data set by `datasets`, an extra whose import takes a second.
+
+    Raises:
+      ValueError: it is not installed, or cannot read the place; with `what` and `way_out`.
+    """
     try:
         import datasets
     except ImportError:
         raise ValueError(
             f"The task {task!r} needs the package datasets: pip install -e '.[data]'."
         ) from None
-    return datasets
+    try:
+        return datasets.load_dataset(str(place), **chosen)
+    except Exception as error:  # many classes: offline, mistyped, damaged, …
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"{what} ({type(error).__name__}: {reason}). {way_out}") from error

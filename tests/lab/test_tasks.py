@@ -13,12 +13,13 @@ import pytest
 
 import corpora
 from command_line import ROOT
+from experiments import tasks
+from experiments.tasks import jsonl, prose, python_source, questions, trees
+from experiments.tasks.examples import Example
 from experiments.train import batches
 from experiments.train import tokenizer as tokenizers
 from experiments.train.batches import Order, Pair
-from specjax import checkpoints, tasks
-from specjax.tasks import jsonl, prose, python_source, questions, trees
-from specjax.tasks.examples import Example
+from specjax import checkpoints
 
 GOLDEN = [
     ("return self.default(line)", "(Return (Call (Attribute (Name self) default) [(Name line)]))"),

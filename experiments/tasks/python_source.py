@@ -1,9 +1,9 @@
 """Tasks from Python source that every machine has.
 
 - `parse`: a statement of one line, or the header of a compound statement -> its syntax tree in
-  prefix form (`specjax.tasks.trees`).
+  prefix form (`experiments.tasks.trees`).
 - `prose`: the first words of a stretch of a module's docstrings and comments -> the rest of it
-  (`specjax.tasks.prose`).
+  (`experiments.tasks.prose`).
 
 Validation and test come from modules of the running interpreter's standard library, and for `prose`
 from the packages in `PACKAGES` too. Training comes from all other modules of these, and for `prose`
@@ -34,8 +34,8 @@ from collections.abc import Iterable, Iterator
 
 from tqdm import tqdm
 
-from specjax.tasks import prose, trees
-from specjax.tasks.examples import Example
+from experiments.tasks import prose, trees
+from experiments.tasks.examples import Example
 
 SPLITS = ("train", "validation", "test")
 TASKS = ("parse", "prose")

@@ -5,8 +5,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.tasks.examples import Example
 from specjax.support import files
-from specjax.tasks.examples import Example
 
 WAY_OUT = "Give an object with input and target on each line."
 MAX_BYTES = 1 << 31  # of a file; its pairs are held in memory

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-from specjax.tasks import hub_datasets, jsonl, python_source, questions
-from specjax.tasks.examples import Example
+from experiments.tasks import hub_datasets, jsonl, python_source, questions
+from experiments.tasks.examples import Example
 
 __all__ = [
     "SPLITS",

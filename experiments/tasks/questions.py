@@ -13,10 +13,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from experiments.tasks import hub_datasets
+from experiments.tasks.examples import Example
+from specjax.cli.inputs import TURNS, turns_of
 from specjax.support import files
 from specjax.support.ranges import shown
-from specjax.tasks import hub_datasets
-from specjax.tasks.examples import Example
 
 TASK = "spec_bench"
 CONVERSATION = "conversation"
@@ -27,7 +28,6 @@ MT_BENCH = (
 FILE = "question.jsonl"
 MAX_BYTES = 1 << 28  # of a file
 SOURCE = "https://github.com/hemingkx/Spec-Bench, data/spec_bench/question.jsonl"
-WAY_OUT = 'Give {"question_id": 1, "category": "qa", "turns": ["…"]} on each line.'
 
 
 class Question(NamedTuple):
@@ -57,7 +57,7 @@ def load(place: str | os.PathLike, categories: Sequence[str] = ()) -> list[Quest
     """
     found = _load(place)
     if not found:
-        raise ValueError(f"{place} has no questions. {WAY_OUT}")
+        raise ValueError(f"{place} has no questions. {TURNS}")
     known = dict.fromkeys(name for one in found for name in (one.kind, one.category))
     if missing := [name for name in categories if name not in known]:
         raise ValueError(
@@ -73,33 +73,10 @@ def first_turns(questions: Iterable[Question]) -> list[Example]:
     return [Example(one.turns[0], one.reference) for one in questions]
 
 
-def turns_of(row: Mapping[str, Any], place: str, way_out: str = WAY_OUT) -> tuple[str, ...]:
-    """Check and return a row's turns; ValueError that begins with `place` if they are no texts."""
-    turns = row.get("turns")
-    if turns is None:
-        raise ValueError(f"{place}: no turns. {way_out}")
-    if not isinstance(turns, list) or not turns:
-        raise ValueError(
-            f"{place}: turns={shown(turns)} should be a list of one text or more. {way_out}"
-        )
-    for index, turn in enumerate(turns):
-        if not isinstance(turn, str) or not turn.strip():
-            raise ValueError(
-                f"{place}: turns[{index}]={shown(turn)} should be a text that is not blank. "
-                f"{way_out}"
-            )
-        if re.search("[\ud800-\udfff]", turn):
-            raise ValueError(
-                f"{place}: turns[{index}] holds half a character, which no tokenizer reads. Write "
-                "the character itself, or both halves."
-            )
-    return tuple(turns)
-
-
 def _load(place: str | os.PathLike) -> list[Question]:
     path = pathlib.Path(place)
     if path.is_file():
-        objects = files.json_objects(files.read_limited(path, MAX_BYTES), path, WAY_OUT)
+        objects = files.json_objects(files.read_limited(path, MAX_BYTES), path, TURNS)
         return _questions(objects, path.stem)
     if path.is_dir():
         found = [path / FILE] if (path / FILE).is_file() else sorted(path.glob("*.jsonl"))
@@ -127,7 +104,7 @@ def _questions(objects: Iterable[tuple[str, Mapping[str, Any]]], name: str) -> l
         if type(question_id) not in (int, str):
             raise ValueError(f"{place}: question_id={shown(question_id)} should be a number.")
         if not isinstance(category, str) or not category:
-            raise ValueError(f"{place}: category={shown(category)} should be a text. {WAY_OUT}")
+            raise ValueError(f"{place}: category={shown(category)} should be a text. {TURNS}")
         reference = row.get("reference")
         first = reference[0] if isinstance(reference, list) and reference else reference
         found.append(
