@@ -27,7 +27,7 @@ from specjax.budgets.base import Budget
 from specjax.contracts import watched
 from specjax.dice import Dice, dice_for
 from specjax.drafters import sharing
-from specjax.drafters.base import Drafter, first_distribution, prefill, proposal
+from specjax.drafters.base import Drafter, Proposal, first_distribution, prefill, proposal
 from specjax.drafters.learning import learn_from
 from specjax.models.packing import Packing, unpack
 from specjax.policies import Observation, Policy
@@ -71,6 +71,14 @@ class Speculative:
     def fixed(self) -> bool:
         """Whether every round drafts γ_max tokens in each row that has room for them."""
         return self.policy.fixed and self.budget is None
+
+    def proposal(self, hidden: Float[Array, "B E"]) -> Proposal:
+        """The drafter's proposal at its hidden state."""
+        return proposal(self.drafter.logits(hidden), self.sampling)
+
+    def observation(self, slot, drafting, proposed: Proposal, hidden) -> Observation:
+        """What the policy sees of a proposal."""
+        return Observation(slot, drafting, proposed.logprobs, proposed.belief, hidden)
 
     def start(self, inputs, keys, budget, buffer_len):
         return start(self, inputs, keys, budget, buffer_len)
@@ -197,17 +205,17 @@ def draft_chain(method, context, state, cap, dice, changed) -> tuple:
 def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -> Turn:
     """Decide whether to draft a token, then draw it: the decision must not see the token."""
     slot, policy = turn.slot, turn.policy
-    proposed = proposal(method.drafter.logits(hidden), method.sampling)
+    proposed = method.proposal(hidden)
     going = turn.going & proposed.proposes
     finite = turn.finite & is_finite(proposed.logprobs, going)
-    seen = Observation(slot, going, proposed.logprobs, proposed.belief, hidden)
+    seen = method.observation(slot, going, proposed, hidden)
     policy, more = method.policy.keep_drafting(policy, seen)
     going &= more
     chances = budgets.before_the_draw(method.budget, turn.chances, seen)
     noisy = method.rule.given_noise(proposed.logprobs, state.keys, state.length + slot)
     token = dice.draft(state, slot, noisy, proposed.best)
     logprob = at_tokens(proposed.belief, token).astype(jnp.float32)
-    drafts = turn.drafts.put(slot, going, token, proposed.logprobs, logprob, seen.entropy)
+    drafts = turn.drafts.put(slot, going, token, proposed.logprobs, logprob, proposed.entropy)
     policy, more = method.policy.go_on(policy, going, logprob)
     chances = budgets.after_the_draw(method.budget, chances, logprob)
     going &= (drafts.length < cap) & more

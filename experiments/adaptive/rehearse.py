@@ -17,7 +17,7 @@ from jaxtyping import Int, Key, UInt32
 from specjax.autoregressive import Autoregressive
 from specjax.dice import Dice, dice_for
 from specjax.pytrees import pytree
-from specjax.replay.along import first_rejections, path
+from specjax.replay.recorded import Recording
 from specjax.replay.rollouts import Rollouts
 from specjax.sampling import row_keys
 from specjax.speculative import Speculative
@@ -46,17 +46,12 @@ def script(rollouts: Rollouts, key: Key[Array, ""]) -> Scripts:
       key: that the outputs were decoded with, and that the loop is to be run with.
     """
     keys = row_keys(key, rollouts.input_index, jnp.zeros_like(rollouts.input_index))
-    rejections = first_rejections(rollouts, keys)
-    rows = jnp.arange(len(keys))[:, None]
-
-    def drafted(begin):
-        where, slot, on_output = path(rollouts, jnp.full(keys.shape, begin), rejections[:, begin])
-        own = rollouts.tokens.at[rows, where].get(mode="clip")
-        return jnp.where(on_output, own, rollouts.drafts.at[rows, where, slot].get(mode="clip"))
-
-    begins = jnp.arange(rollouts.tokens.shape[1], dtype=jnp.int32)
-    drafts = jax.vmap(drafted, out_axes=1)(begins)
-    return Scripts(jax.random.key_data(keys), Script(rollouts.tokens, rejections, drafts))
+    recording = Recording.settled(rollouts, keys)
+    row, begin, slot = (jnp.arange(n, dtype=jnp.int32) for n in rollouts.drafts.shape)
+    place = recording.place(row[:, None, None], begin[None, :, None], slot[None, None, :])
+    drafts = recording.look_up("drafts", place)
+    each = Script(rollouts.tokens, recording.rejections, drafts)
+    return Scripts(jax.random.key_data(keys), each)
 
 
 @pytree

@@ -32,7 +32,8 @@ from specjax.loop import Method
 from specjax.measure import provenance, report, timing
 from specjax.measure.timing import PLAIN, Comparison, quartiles
 from specjax.policies import Costs
-from specjax.replay import along, rollouts
+from specjax.replay import rollouts
+from specjax.replay.recorded import first_rejections
 from specjax.replay.rollouts import Rollouts
 from specjax.results import summarize
 from specjax.sampling import row_keys
@@ -237,7 +238,7 @@ def oracle(ways: Sequence[tuple[Rollouts, Costs]], key: Any, draws: int) -> floa
     time = draws * len(emitted) * call
     for draw in range(draws):
         keys = row_keys(key, first.input_index, jnp.full(len(emitted), draw, jnp.int32))
-        rejected = [np.asarray(along.first_rejections(one, keys)) for one, _ in ways]
+        rejected = [np.asarray(first_rejections(one, keys)) for one, _ in ways]
         for row, count in enumerate(emitted):
             left = np.zeros(count + 1)
             for t in reversed(range(count)):

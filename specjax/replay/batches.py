@@ -1,8 +1,8 @@
 """Replay of a whole batch along rollouts: verify budgets and policies, by a table of times.
 
 Rows are served as `generate` serves them: an input that waits takes the place of one that has
-ended. What a round drafts and accepts is that of `replay`; what it takes is the time of as many
-positions as it verifies. So one recording answers for batches of any size.
+ended. Drafts and acceptance are those of `replay`; a round costs one pass over its verified
+positions. So one recording answers for batches of any size.
 """
 
 from functools import partial
@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from specjax.budgets import PassTimes
-from specjax.budgets import base as budgets
+from specjax import loop
+from specjax.budgets import Budget, PassTimes
 from specjax.policies import Policy
-from specjax.policies.base import first_state
 from specjax.pytrees import pytree
-from specjax.replay.along import Along, first_rejections
+from specjax.replay.recorded import Recorded, RecordedDrafter, Recording, rows_of
 from specjax.replay.rollouts import Rollouts
+from specjax.state import until
 
 
 class Served(NamedTuple):
@@ -39,38 +39,74 @@ class Served(NamedTuple):
         return self.tokens.astype(jnp.float32) / self.time
 
 
-class Lanes(NamedTuple):
-    """The B rows of a batch."""
+@pytree
+class Summing(RecordedDrafter):
+    """Sums up the rounds of a batch; the sums go on when rows are admitted."""
 
-    output: Int[Array, " B"]  # of the N outputs
-    length: Int[Array, " B"]  # tokens of it so far
-    policy: Any
-    budget: Any
+    times: PassTimes
+
+    def counts(self, rows):
+        zero = jnp.int32(0)
+        return Served(jnp.float32(0), zero, zero, zero, zero, zero, zero)
+
+    def count(self, output, round_, state):
+        def total(x):
+            return jnp.sum(jnp.where(round_.active, x, 0), dtype=jnp.int32)
+
+        positions = total(round_.drafted + 1)
+        time = self.times.exact(positions, state.calls)
+        sums = total(round_.emitted), jnp.int32(1), positions, total(round_.drafted)
+        new = Served(time, *sums, total(round_.in_output), state.calls)
+        return jax.tree.map(jnp.add, state.counts, new)
 
 
 @pytree
-class Oracle(budgets.Budget):
+class Oracle(Budget):
     """Knows which drafted tokens would be accepted, and verifies these alone.
 
     They are drafted as deep as this round's tokens per time are highest. Over a whole run that is
     no strict bound: at its end, rows may be worth more than tokens.
+
+    The state is the number of tokens that each row would get accepted, which `Foreseeing` knows.
     """
 
     times: PassTimes
 
-    def best(self, accepted: Int[Array, " B"], live: Bool[Array, " B"], gamma: int) -> Array:
-        """The depth at which tokens per time are highest."""
-        depth = jnp.arange(gamma + 1, dtype=jnp.int32)
-        kept = jnp.minimum(accepted[None, :], depth[:, None])
+    def init(self, keys, gamma_max):
+        return jnp.zeros(keys.shape, jnp.int32)
+
+    def begin(self, state, live: Bool[Array, " B"], gamma_max):
+        """Draft as deep as tokens per time are highest."""
+        depth = jnp.arange(gamma_max + 1, dtype=jnp.int32)
+        kept = jnp.minimum(state[None, :], depth[:, None])
         count = jnp.sum(jnp.where(live[None, :], kept + 1, 0), axis=1, dtype=jnp.int32)
         rate = count.astype(jnp.float32) / self.times.exact(count, depth)
-        return jnp.argmax(rate).astype(jnp.int32)
+        return state, jnp.argmax(rate).astype(jnp.int32)
+
+    def chance(self, state, seen):
+        return state, (seen.slot < state).astype(jnp.float32)
+
+    def takes(self, state, slot):
+        return slot.chance > 0
 
 
-@partial(jax.jit, static_argnames=("rows",))
+@pytree
+class Foreseeing(Recorded):
+    """A recording whose budget is an `Oracle`."""
+
+    def step(self, context, state, dice=None):
+        recording, begin = self.drafter.recording, state.length - 1
+        slots = jnp.arange(self.gamma_max, dtype=jnp.int32)
+        place = recording.place(context.target[:, None], begin[:, None], slots)
+        says = jnp.sum(jnp.cumprod(~recording.silent(place), axis=1), axis=1, dtype=jnp.int32)
+        right = recording.rejections[context.target, begin] - begin
+        right = jnp.clip(state.limit - state.length - 1, 0, jnp.minimum(right, says))
+        return super().step(context, state.replace(budget=right), dice)
+
+
 def serve(
     policy: Policy,
-    budget: budgets.Budget,
+    budget: Budget,
     rollouts: Rollouts,
     times: PassTimes,
     keys: Key[Array, " N"],
@@ -84,70 +120,29 @@ def serve(
       times: at this batch size, as `specjax.measure.batches.pass_times` measures them.
       keys: one for each output, which settle the chances of acceptance.
     """
-    gamma, count = rollouts.gamma_max, len(rollouts.emitted)
-    rejections = first_rejections(rollouts, keys)
-    lane = jnp.arange(rows, dtype=jnp.int32)
-    whole = jnp.maximum(times.positions[-1], rows * (gamma + 1))
-    sizes = jnp.append(times.positions, whole)  # the times may end before the batch
+    return _serve(policy, budget, rollouts, times, keys, rows=rows, sizes=times.sizes)
 
-    def fresh(output):
-        own = keys[jnp.minimum(output, count - 1)]
-        return Lanes(
-            output,
-            jnp.zeros_like(output),
-            first_state(policy, own, gamma),
-            first_state(budget, own, gamma),
-        )
+
+@partial(jax.jit, static_argnames=("rows", "sizes"))
+def _serve(policy, budget, rollouts, times, keys, *, rows, sizes) -> Served:
+    recording, count = Recording.settled(rollouts, keys), len(keys)
+    kind = Foreseeing if isinstance(budget, Oracle) else Recorded
+    method: Any = kind.of(Summing(recording, times), policy, budget, sizes)
+
+    def started(first, number):
+        output = first + jnp.arange(number, dtype=jnp.int32)
+        inputs, room = rows_of(recording, output)
+        return inputs, keys[inputs.source[:, 0]], room
 
     def more(carry):
-        lanes, *_ = carry
-        return jnp.any(lanes.output < count)
+        return ~jnp.all(carry[1].done)
 
-    def one_round(carry):
-        lanes, waiting, sums = carry
-        output = jnp.minimum(lanes.output, count - 1)
-        live = lanes.output < count
-        rejected = jnp.take_along_axis(rejections[output], lanes.length[:, None], axis=1)[:, 0]
-        here = Along(jax.tree.map(lambda x: x[output], rollouts), lanes.length, rejected)
-        state, allowed = policy.begin(lanes.policy, gamma)
-        worth, chances = budgets.begin(budget, lanes.budget, live, gamma)
-        cap = here.room(live, jnp.minimum(jnp.asarray(allowed, jnp.int32), worth))
-        state, chances, drafted, (asked, _, _) = here.draft(policy, state, cap, budget, chances)
-        if isinstance(budget, Oracle):
-            right = jnp.minimum(drafted, rejected - lanes.length)
-            calls = budget.best(right, live, gamma)
-            verified = jnp.minimum(right, calls)
-        else:
-            calls = jnp.sum(jnp.any(asked, axis=1), dtype=jnp.int32)
-            verified = budgets.hand_out(budget, chances, drafted, live, sizes)
-        round_ = here.conclude(live, verified)
-        positions = jnp.sum(jnp.where(live, verified + 1, 0), dtype=jnp.int32)
-        sums = Served(
-            sums.time + times.exact(positions, calls),
-            sums.tokens + jnp.sum(round_.emitted, dtype=jnp.int32),
-            sums.rounds + 1,
-            sums.positions + positions,
-            sums.drafted + jnp.sum(jnp.where(live, verified, 0), dtype=jnp.int32),
-            sums.accepted + jnp.sum(round_.in_output, dtype=jnp.int32),
-            sums.calls + calls,
-        )
-        kept = Lanes(
-            lanes.output,
-            lanes.length + round_.emitted,
-            policy.update(state, round_),
-            budget.update(chances.state, round_),
-        )
-        leaving = live & (kept.length >= here.recorded.emitted)
-        place = waiting + jnp.cumsum(leaving, dtype=jnp.int32) - 1
-        new = fresh(jnp.where(leaving, jnp.minimum(place, count), lanes.output))
-        lanes = jax.tree.map(partial(_either, leaving), new, kept)
-        return lanes, waiting + jnp.sum(leaving, dtype=jnp.int32), sums
+    def until_one_ends(carry):
+        contexts, state, waiting = carry
+        end = until(1)._replace(done=jnp.where(waiting < count, 1, rows))
+        state = loop.decode(method, contexts, state.replace(until=end))
+        free = jnp.argmax(state.done).astype(jnp.int32)[None]
+        return *loop.admit(method, contexts, state, free, *started(waiting, 1)), waiting + 1
 
-    zero = jnp.int32(0)
-    none = Served(jnp.float32(0), zero, zero, zero, zero, zero, zero)
-    start = fresh(jnp.minimum(lane, count)), jnp.int32(min(rows, count)), none
-    return jax.lax.while_loop(more, one_round, start)[2]
-
-
-def _either(rows: Bool[Array, " B"], one: Array, other: Array) -> Array:
-    return jnp.where(rows.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
+    begun = loop.start(method, *started(0, rows), buffer_len=1)
+    return jax.lax.while_loop(more, until_one_ends, (*begun, jnp.int32(rows)))[1].drafter.counts

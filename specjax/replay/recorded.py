@@ -1,0 +1,325 @@
+"""A target and a drafter from recorded rollouts, which the real loop decodes with.
+
+Rows of a batch are outputs of a `Recording`. The target's call, the drafter's proposals and what
+policies observe are looked up where the row stands. A row's drafts follow the output up to the
+first token that is not accepted, and then the rollout recorded there (`rollouts.py`). For a drafter
+that `guesses`, the whole round was recorded where it begins.
+
+A recording holds no distributions over the vocabulary. In their place stand a few numbers about the
+one token that is drafted there, which the rule `Settled` reads. There are two token ids, `TEXT` and
+`END`, the EOS.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple, NoReturn, cast
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int, Key
+
+from specjax import speculative
+from specjax.budgets import Budget
+from specjax.dice import dice_for
+from specjax.drafters.base import Drafter, Proposal
+from specjax.policies import Observation, Policy, Round
+from specjax.pytrees import pytree
+from specjax.replay.rollouts import Rollouts, acceptance_point
+from specjax.rules.base import AcceptanceRule, at_position
+from specjax.sampling import Greedy
+from specjax.speculative import Speculative
+from specjax.types import Inputs, Model
+
+TEXT, END = 0, 1  # token ids
+OWN = {"drafts": "tokens"} | {n: f"own_{n}" for n in ("target", "draft", "belief_logprob")}
+
+
+def first_rejections(rollouts: Rollouts, keys: Key[Array, " N"]) -> Int[Array, "N T"]:
+    """Find for each position the next one where a drafted token is rejected.
+
+    If the longest draft has no rejected token, any later position may be returned.
+    """
+    count = rollouts.tokens.shape[1]
+    positions = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), rollouts.tokens.shape)
+    kept = jax.vmap(acceptance_point, (None, 1), 1)(keys, positions) < rollouts.acceptance
+    here = jnp.where(kept, count - 1, positions)
+    found = jax.lax.cummin(here, axis=1, reverse=True)
+    settled = jnp.minimum(positions + rollouts.accepted, count - 1)
+    return jnp.where(rollouts.accepted < 0, found, settled)
+
+
+class Place(NamedTuple):
+    """Where drafted tokens were recorded; arrays of one shape."""
+
+    output: Int[Array, "*batch"]
+    where: Int[Array, "*batch"]  # the rollout, by the position at which it begins
+    slot: Int[Array, "*batch"]  # the slot in the rollout
+    on_output: Bool[Array, "*batch"]  # whether it is the output's own token, recorded separately
+    ends: Bool[Array, "*batch"]  # whether it is the output's EOS, if it is accepted
+
+
+class Recording(NamedTuple):
+    """Rollouts of N outputs, with settled chances of acceptance."""
+
+    rollouts: Rollouts
+    rejections: Int[Array, "N T"]  # see `first_rejections`
+
+    @classmethod
+    def settled(cls, rollouts: Rollouts, keys: Key[Array, " N"]) -> "Recording":
+        """Settle the chances of acceptance by one key for each output."""
+        return cls(rollouts, first_rejections(rollouts, keys))
+
+    def place(self, output: Array, begin: Array, slot: Array | int) -> Place:
+        """Locate the token at a slot of the round that begins behind `begin` tokens of an output.
+
+        Args:
+          output, begin, slot: integers whose shapes broadcast.
+        """
+        rejected, position = self.rejections[output, begin], begin + slot
+        settled = self.rollouts.accepted[output, begin] >= 0
+        where = jnp.where(settled, begin, jnp.minimum(position, rejected))
+        there = position - where, (position < rejected) & ~settled, self.ends(output, position)
+        return Place(*jnp.broadcast_arrays(output, where, *there))
+
+    def ends(self, output: Array, position: Array) -> Bool[Array, "*batch"]:
+        """Whether the token at a position is the EOS of its output."""
+        emitted, budget = self.rollouts.emitted[output], self.rollouts.budget[output]
+        return (position == emitted - 1) & (emitted < budget)
+
+    def look_up(self, name: str, place: Place) -> Array:
+        """A field of (N, T, G, …) at each place; what belongs to the output's tokens where due."""
+        found = getattr(self.rollouts, name)[place.output, place.where, place.slot]
+        if name not in OWN:
+            return found
+        own = getattr(self.rollouts, OWN[name])[place.output, place.where]
+        return jnp.where(place.on_output, own, found)
+
+    def silent(self, place: Place) -> Bool[Array, "*batch"]:
+        """Whether the drafter proposed nothing at a place."""
+        return place.slot >= self.rollouts.length[place.output, place.where]
+
+
+@pytree
+class RecordedTarget(Model):
+    """The target of recorded outputs; its hidden states and logits are what `Settled` reads."""
+
+    recording: Recording
+    vocab_size = 2
+
+    def start(self, inputs, buffer_len):
+        return inputs.source[:, 0], ()
+
+    def __call__(self, tokens, start, context, cache):
+        recording, count = self.recording, tokens.shape[1] - 1
+        slots = jnp.arange(count + 1, dtype=jnp.int32)[None, :]
+        output, begin = context[:, None], jnp.broadcast_to(start, context.shape)[:, None]
+        drafted = recording.place(output, begin, slots[:, :count])
+        logprob, overlap = (
+            jnp.pad(recording.look_up(name, drafted), ((0, 0), (0, 1)))
+            for name in ("target", "overlap")
+        )
+        accepted = recording.rejections[output, begin] - begin
+        ends = recording.ends(output, begin + slots)
+        # `Settled` has their order.
+        columns = logprob, logprob, overlap, accepted, ends
+        columns = jnp.broadcast_arrays(*(x.astype(jnp.float32) for x in columns))
+        return jnp.stack(columns, axis=-1), cache
+
+    def logits(self, hidden):
+        return hidden
+
+
+@pytree
+class Settled(AcceptanceRule):
+    """The rule of a recording: it accepts the recorded number of tokens, and has no other outcome.
+
+    The last axis of `target_logprobs` holds, for the token drafted there: its log-probability as
+    each of the two ids, the overlap of both models' distributions, the number of tokens that this
+    round accepts at most, and whether the output's own token at this position is the EOS.
+    """
+
+    exact = reveals_shorter = True
+
+    def target_distribution(self, logits, sampling):
+        return logits
+
+    def acceptance(self, target_logprobs, draft_logprobs):
+        return target_logprobs[..., 2]
+
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        accepted = jnp.minimum(target_logprobs[:, 0, 3].astype(jnp.int32), draft_len)
+        return jax.nn.one_hot(accepted, target_logprobs.shape[1], dtype=jnp.float32)
+
+    def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
+        ends = at_position(target_logprobs, accepted)[:, 4]
+        return jnp.stack([1 - ends, ends], axis=1)
+
+
+class Standing(NamedTuple):
+    """The state of a recorded drafter."""
+
+    begin: Int[Array, " B"]  # tokens of the outputs before the round
+    calls: Int[Array, ""]  # of the drafter, in this round
+    counts: Any  # of all rounds
+
+
+@pytree
+class RecordedDrafter(Drafter):
+    """The drafter of a recording. A subclass counts what it wants to know of each round."""
+
+    recording: Recording
+    vocab_size = 2
+    observe = Drafter.observe
+
+    def counts(self, rows: int) -> Any:
+        """Counts before the first round; arrays without a row axis go on when rows are admitted."""
+        raise NotImplementedError
+
+    def count(self, output: Int[Array, " B"], round_: Round, state: Standing) -> Any:
+        """The counts after a round."""
+        raise NotImplementedError
+
+    def start(self, inputs, buffer_len):
+        output = inputs.source[:, 0]
+        zeros = jnp.zeros_like(output)
+        return output, Standing(zeros, jnp.int32(0), self.counts(len(output)))
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        state = state._replace(begin=length - 1, calls=state.calls + 1)
+        return self.recording.place(context, state.begin, 0), state
+
+    def extend(self, token, position, context, state):
+        slot = position - state.begin
+        state = state._replace(calls=state.calls + 1)
+        return self.recording.place(context, state.begin, slot), state
+
+    def logits(self, hidden):
+        logprob = self.recording.look_up("draft", hidden)
+        return jnp.stack([logprob, logprob], axis=-1)
+
+    def learn(self, tokens, length, round_, judge, context, state):
+        counts = self.count(context, round_, state._replace(begin=length - 1))
+        return state._replace(calls=jnp.zeros_like(state.calls), counts=counts)
+
+
+class Unknown:
+    """A value that was not recorded: whatever is done with it raises ValueError."""
+
+    def __init__(self, policy: Policy, name: str):
+        self._words = (
+            f"{type(policy).__name__} reads {name}, and this record holds counts alone: replay it "
+            "on a trace of experiments.trace."
+        )
+
+    def refuse(self, *_: Any) -> NoReturn:
+        """Raise the error."""
+        raise ValueError(self._words)
+
+    __getattr__ = __getitem__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = refuse
+
+
+@dataclasses.dataclass(frozen=True)
+class Remembered:
+    """An `Observation` from rollouts, without distributions over the vocabulary."""
+
+    slot: Int[Array, ""]
+    drafting: Bool[Array, " B"]
+    recording: Recording
+    place: Place
+    policy: Policy
+
+    def _look_up(self, name: str) -> Array:
+        if self.recording.rollouts.counts_alone:
+            Unknown(self.policy, name).refuse()
+        return self.recording.look_up(name, self.place)
+
+    @property
+    def entropy(self) -> Float[Array, " B"]:
+        """Entropy of the belief, in nats; float32."""
+        return self._look_up("entropy")
+
+    @property
+    def top1(self) -> Float[Array, " B"]:
+        """Largest probability of the belief; float32."""
+        return self._look_up("top1")
+
+    @property
+    def hidden(self) -> Float[Array, "B E"]:
+        """The drafter's hidden state at this distribution; float32."""
+        if self.recording.rollouts.hidden.shape[-1] == 0:
+            raise ValueError(
+                "This policy reads the drafter's hidden states, which were not recorded: make the "
+                "trace with --hidden."
+            )
+        return self._look_up("hidden")
+
+    @property
+    def draft_logprobs(self):
+        """Raise ValueError: distributions are too large to record."""
+        raise ValueError(
+            "This policy reads distributions over the whole vocabulary, which a trace does not "
+            "hold; it holds their entropy and top1."
+        )
+
+    belief_logprobs = draft_logprobs
+
+
+class Remembrance(Proposal):
+    """A proposal from rollouts, with an entropy of 0: the loop would log it, and replay does not."""
+
+    @property
+    def entropy(self):
+        return jnp.zeros(self.best.shape, jnp.float32)
+
+
+@pytree
+class Recorded(Speculative):
+    """The method that decodes a recording: `loop.decode` runs its rounds."""
+
+    @classmethod
+    def of(
+        cls,
+        drafter: RecordedDrafter,
+        policy: Policy,
+        budget: Budget | None = None,
+        sizes: tuple[int, ...] = (),
+    ) -> "Recorded":
+        """The method of a drafter's recording; nothing is left to chance."""
+        return cls(
+            RecordedTarget(drafter.recording), drafter, Settled(), policy, Greedy(),
+            jnp.int32([END]), drafter.recording.rollouts.gamma_max, (), budget, sizes,
+        )  # fmt: skip
+
+    def proposal(self, hidden: Any) -> Proposal:
+        recording = self.drafter.recording
+        belief = recording.look_up("belief_logprob", hidden)
+        return Remembrance(
+            ~recording.silent(hidden),
+            self.drafter.logits(hidden),
+            jnp.stack([belief, belief], axis=-1),
+            jnp.where(hidden.ends, END, TEXT).astype(jnp.int32),
+        )
+
+    def observation(self, slot, drafting, proposed, hidden):
+        return Remembered(slot, drafting, self.drafter.recording, hidden, self.policy)
+
+    def step(self, context, state, dice=None):
+        """Run one round; policies see no distributions, which were not recorded."""
+        drafts, state = speculative.draft(self, context.drafter, state, dice or dice_for(self))
+        verdict, state = speculative.judge(self, context, dice_for(self), state, drafts)
+        unseen = ("target_logprobs", "hidden", "stop", "next_probs")
+        verdict, drafts = verdict._replace(**dict.fromkeys(unseen)), drafts._replace(logprobs=None)
+        if self.drafter.recording.rollouts.counts_alone:
+            unknown = {n: Unknown(self.policy, n) for n in ("overlap", "ratio", "belief_logprob")}
+            drafts = drafts._replace(belief_logprob=unknown.pop("belief_logprob"))
+            verdict = verdict._replace(**unknown)
+        return speculative.conclude(self, context.drafter, state, drafts, verdict)
+
+
+def rows_of(recording: Recording, output: Int[Array, " B"]) -> tuple[Inputs, Int[Array, " B"]]:
+    """Inputs and budgets of rows that decode these outputs; those beyond the last are idle."""
+    known = jnp.minimum(output, len(recording.rollouts.emitted) - 1)
+    budget, one = recording.rollouts.budget[known], jnp.ones_like(output)
+    live = (output == known) & (recording.rollouts.emitted[known] > 0)
+    return Inputs(known[:, None], one, 0 * one[:, None], one), jnp.where(live, budget, 0)
