@@ -58,6 +58,7 @@ class Speculative:
     # Positions of all rows in packed verify passes, for `passes.packed`.
     sizes: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
     branches = dynamic = False  # drafts are chains
+    skips = True  # a round in which no row drafts does not call the drafter
 
     def __post_init__(self):
         resolve_rule(self)
@@ -163,12 +164,13 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     known = state.tokens, state.length, context, state.drafter
     like = jax.eval_shape(partial(first_distribution, method.drafter, method.sampling), *known)
     drafts = Drafts.empty(len(cap), method.gamma_max, like)._replace(allowed=allowed)
-    drafts, drafter, policy, chances, finite = passes.unless_idle(
-        method.fixed,
-        jnp.any(cap > 0),
-        partial(draft_chain, method, context, state, cap, dice),
-        (drafts, state.drafter, policy, chances, state.draft_finite),
-    )
+    chain = partial(draft_chain, method, context, state, cap, dice)
+    changed = drafts, state.drafter, policy, chances, state.draft_finite
+    if method.skips:
+        changed = passes.unless_idle(method.fixed, jnp.any(cap > 0), chain, changed)
+    else:
+        changed = chain(changed)
+    drafts, drafter, policy, chances, finite = changed
     sizes = passes.sizes_of(method, len(cap))
     kept = budgets.hand_out(method.budget, chances, drafts.length, ~state.done, sizes)
     own = {"drafter": drafter, "policy": policy, "budget": chances.state}

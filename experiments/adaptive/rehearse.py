@@ -47,8 +47,9 @@ def script(rollouts: Rollouts, key: Key[Array, ""]) -> Scripts:
     """
     keys = row_keys(key, rollouts.input_index, jnp.zeros_like(rollouts.input_index))
     recording = Recording.settled(rollouts, keys)
-    row, begin, slot = (jnp.arange(n, dtype=jnp.int32) for n in rollouts.drafts.shape)
-    place = recording.place(row[:, None, None], begin[None, :, None], slot[None, None, :])
+    output, begin, slot = (jnp.arange(n, dtype=jnp.int32) for n in rollouts.drafts.shape)
+    rows = recording.row(output[:, None], begin[None, :])
+    place = jax.tree.map(lambda x: x[..., None], rows).place(slot[None, None, :])
     drafts = recording.look_up("drafts", place)
     each = Script(rollouts.tokens, recording.rejections, drafts)
     return Scripts(jax.random.key_data(keys), each)

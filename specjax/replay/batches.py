@@ -49,7 +49,7 @@ class Summing(RecordedDrafter):
         zero = jnp.int32(0)
         return Served(jnp.float32(0), zero, zero, zero, zero, zero, zero)
 
-    def count(self, output, round_, state):
+    def count(self, round_, state):
         def total(x):
             return jnp.sum(jnp.where(round_.active, x, 0), dtype=jnp.int32)
 
@@ -95,12 +95,12 @@ class Foreseeing(Recorded):
     """A recording whose budget is an `Oracle`."""
 
     def step(self, context, state, dice=None):
-        recording, begin = self.drafter.recording, state.length - 1
-        slots = jnp.arange(self.gamma_max, dtype=jnp.int32)
-        place = recording.place(context.target[:, None], begin[:, None], slots)
+        recording, slots = self.drafter.recording, jnp.arange(self.gamma_max, dtype=jnp.int32)
+        row = recording.row(context.target, state.length - 1)
+        place = jax.tree.map(lambda x: x[:, None], row).place(slots[None, :])
         says = jnp.sum(jnp.cumprod(~recording.silent(place), axis=1), axis=1, dtype=jnp.int32)
-        right = recording.rejections[context.target, begin] - begin
-        right = jnp.clip(state.limit - state.length - 1, 0, jnp.minimum(right, says))
+        right = jnp.minimum(row.rejected - row.begin, says)
+        right = jnp.clip(state.limit - state.length - 1, 0, right)
         return super().step(context, state.replace(budget=right), dice)
 
 

@@ -66,7 +66,6 @@ def from_counts(steps: Sequence[Steps], *, censored: float | None = None) -> Rol
     zeros = jnp.zeros((rows, width), jnp.float32)
     ids = jnp.zeros((rows, width), jnp.int32)
     unknown = jnp.full((rows, width, gamma_max), jnp.nan, jnp.float32)
-    known = jnp.zeros_like(unknown)  # the loop ends at a NaN of the models
     return Rollouts(
         input_index=jnp.arange(rows, dtype=jnp.int32),
         emitted=jnp.asarray(emitted),
@@ -77,8 +76,8 @@ def from_counts(steps: Sequence[Steps], *, censored: float | None = None) -> Rol
         own_belief_logprob=zeros * jnp.nan,
         length=ids + gamma_max,
         drafts=jnp.zeros((rows, width, gamma_max), jnp.int32),
-        target=known,
-        draft=known,
+        target=unknown,
+        draft=unknown,
         belief_logprob=unknown,
         overlap=unknown,
         entropy=unknown[..., :0],

@@ -6,8 +6,8 @@ first token that is not accepted, and then the rollout recorded there (`rollouts
 that `guesses`, the whole round was recorded where it begins.
 
 A recording holds no distributions over the vocabulary. In their place stand a few numbers about the
-one token that is drafted there, which the rule `Settled` reads. There are two token ids, `TEXT` and
-`END`, the EOS.
+one token that is drafted there, which the rule `Settled` reads. Tokens are `TEXT`, or `END`, the
+EOS.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from specjax.sampling import Greedy
 from specjax.speculative import Speculative
 from specjax.types import Inputs, Model
 
-TEXT, END = 0, 1  # token ids
+TEXT, END = 1, 2  # token ids; the entries of 0 are 0, since the loop checks them for NaN
 OWN = {"drafts": "tokens"} | {n: f"own_{n}" for n in ("target", "draft", "belief_logprob")}
 
 
@@ -49,13 +49,30 @@ def first_rejections(rollouts: Rollouts, keys: Key[Array, " N"]) -> Int[Array, "
 
 
 class Place(NamedTuple):
-    """Where drafted tokens were recorded; arrays of one shape."""
+    """Where a drafted token was recorded."""
 
     output: Int[Array, "*batch"]
     where: Int[Array, "*batch"]  # the rollout, by the position at which it begins
     slot: Int[Array, "*batch"]  # the slot in the rollout
     on_output: Bool[Array, "*batch"]  # whether it is the output's own token, recorded separately
-    ends: Bool[Array, "*batch"]  # whether it is the output's EOS, if it is accepted
+    ends: Bool[Array, "*batch"]  # whether the output's own token is the EOS
+
+
+class Row(NamedTuple):
+    """Where a row stands when a round begins."""
+
+    output: Int[Array, "*batch"]
+    begin: Int[Array, "*batch"]  # tokens of the output so far
+    rejected: Int[Array, "*batch"]  # the first position where a drafted token is rejected
+    whole: Bool[Array, "*batch"]  # whether the whole round was recorded where it begins
+    end: Int[Array, "*batch"]  # the position of the EOS; −1: none
+
+    def place(self, slot: Array | int) -> Place:
+        """Locate the token at a slot of the draft."""
+        position = self.begin + slot
+        where = jnp.where(self.whole, self.begin, jnp.minimum(position, self.rejected))
+        on_output = (position < self.rejected) & ~self.whole
+        return Place(self.output, where, position - where, on_output, position == self.end)
 
 
 class Recording(NamedTuple):
@@ -69,22 +86,12 @@ class Recording(NamedTuple):
         """Settle the chances of acceptance by one key for each output."""
         return cls(rollouts, first_rejections(rollouts, keys))
 
-    def place(self, output: Array, begin: Array, slot: Array | int) -> Place:
-        """Locate the token at a slot of the round that begins behind `begin` tokens of an output.
-
-        Args:
-          output, begin, slot: integers whose shapes broadcast.
-        """
-        rejected, position = self.rejections[output, begin], begin + slot
-        settled = self.rollouts.accepted[output, begin] >= 0
-        where = jnp.where(settled, begin, jnp.minimum(position, rejected))
-        there = position - where, (position < rejected) & ~settled, self.ends(output, position)
-        return Place(*jnp.broadcast_arrays(output, where, *there))
-
-    def ends(self, output: Array, position: Array) -> Bool[Array, "*batch"]:
-        """Whether the token at a position is the EOS of its output."""
+    def row(self, output: Array, begin: Array) -> Row:
+        """Rows that stand behind `begin` tokens of their outputs."""
         emitted, budget = self.rollouts.emitted[output], self.rollouts.budget[output]
-        return (position == emitted - 1) & (emitted < budget)
+        whole = self.rollouts.accepted[output, begin] >= 0
+        end = jnp.where(emitted < budget, emitted - 1, -1)
+        return Row(output, begin, self.rejections[output, begin], whole, end)
 
     def look_up(self, name: str, place: Place) -> Array:
         """A field of (N, T, G, …) at each place; what belongs to the output's tokens where due."""
@@ -99,31 +106,32 @@ class Recording(NamedTuple):
         return place.slot >= self.rollouts.length[place.output, place.where]
 
 
+def by_id(logprob: Float[Array, "*batch"]) -> Float[Array, "*batch 3"]:
+    """The log-probability of a drafted token as either id."""
+    return jnp.stack([jnp.zeros_like(logprob), logprob, logprob], axis=-1)
+
+
 @pytree
 class RecordedTarget(Model):
     """The target of recorded outputs; its hidden states and logits are what `Settled` reads."""
 
     recording: Recording
-    vocab_size = 2
+    vocab_size = 3
 
     def start(self, inputs, buffer_len):
         return inputs.source[:, 0], ()
 
     def __call__(self, tokens, start, context, cache):
-        recording, count = self.recording, tokens.shape[1] - 1
-        slots = jnp.arange(count + 1, dtype=jnp.int32)[None, :]
-        output, begin = context[:, None], jnp.broadcast_to(start, context.shape)[:, None]
-        drafted = recording.place(output, begin, slots[:, :count])
-        logprob, overlap = (
-            jnp.pad(recording.look_up(name, drafted), ((0, 0), (0, 1)))
+        row = jax.tree.map(lambda x: x[:, None], self.recording.row(context, start))
+        slots = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+        place = row.place(slots[:, :-1])
+        target, overlap = (
+            jnp.pad(self.recording.look_up(name, place), ((0, 0), (0, 1)))
             for name in ("target", "overlap")
         )
-        accepted = recording.rejections[output, begin] - begin
-        ends = recording.ends(output, begin + slots)
-        # `Settled` has their order.
-        columns = logprob, logprob, overlap, accepted, ends
-        columns = jnp.broadcast_arrays(*(x.astype(jnp.float32) for x in columns))
-        return jnp.stack(columns, axis=-1), cache
+        accepted, ends = row.rejected - row.begin + 0 * slots, row.begin + slots == row.end
+        columns = overlap, accepted.astype(jnp.float32), ends.astype(jnp.float32)
+        return jnp.concatenate([by_id(target), jnp.stack(columns, axis=-1)], axis=-1), cache
 
     def logits(self, hidden):
         return hidden
@@ -133,9 +141,9 @@ class RecordedTarget(Model):
 class Settled(AcceptanceRule):
     """The rule of a recording: it accepts the recorded number of tokens, and has no other outcome.
 
-    The last axis of `target_logprobs` holds, for the token drafted there: its log-probability as
-    each of the two ids, the overlap of both models' distributions, the number of tokens that this
-    round accepts at most, and whether the output's own token at this position is the EOS.
+    Beside log-probabilities `target_logprobs` holds, for the token drafted there, the overlap of
+    both models' distributions, the number of tokens that this round accepts at most, and whether
+    the output's own token at this position is the EOS.
     """
 
     exact = reveals_shorter = True
@@ -144,21 +152,21 @@ class Settled(AcceptanceRule):
         return logits
 
     def acceptance(self, target_logprobs, draft_logprobs):
-        return target_logprobs[..., 2]
+        return target_logprobs[..., 3]
 
     def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        accepted = jnp.minimum(target_logprobs[:, 0, 3].astype(jnp.int32), draft_len)
+        accepted = jnp.minimum(target_logprobs[:, 0, 4].astype(jnp.int32), draft_len)
         return jax.nn.one_hot(accepted, target_logprobs.shape[1], dtype=jnp.float32)
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
-        ends = at_position(target_logprobs, accepted)[:, 4]
-        return jnp.stack([1 - ends, ends], axis=1)
+        ends = at_position(target_logprobs[..., 5:], accepted)[:, 0]  # all else is left out
+        return jnp.stack([jnp.zeros_like(ends), 1 - ends, ends], axis=1)
 
 
 class Standing(NamedTuple):
     """The state of a recorded drafter."""
 
-    begin: Int[Array, " B"]  # tokens of the outputs before the round
+    row: Row
     calls: Int[Array, ""]  # of the drafter, in this round
     counts: Any  # of all rounds
 
@@ -168,38 +176,35 @@ class RecordedDrafter(Drafter):
     """The drafter of a recording. A subclass counts what it wants to know of each round."""
 
     recording: Recording
-    vocab_size = 2
-    observe = Drafter.observe
+    vocab_size = 3
 
     def counts(self, rows: int) -> Any:
         """Counts before the first round; arrays without a row axis go on when rows are admitted."""
         raise NotImplementedError
 
-    def count(self, output: Int[Array, " B"], round_: Round, state: Standing) -> Any:
+    def count(self, round_: Round, state: Standing) -> Any:
         """The counts after a round."""
         raise NotImplementedError
 
     def start(self, inputs, buffer_len):
         output = inputs.source[:, 0]
-        zeros = jnp.zeros_like(output)
-        return output, Standing(zeros, jnp.int32(0), self.counts(len(output)))
+        row = self.recording.row(output, 0 * output)
+        return output, Standing(row, jnp.int32(0), self.counts(len(output)))
 
     def begin(self, tokens, length, context, state, *, lags=True):
-        state = state._replace(begin=length - 1, calls=state.calls + 1)
-        return self.recording.place(context, state.begin, 0), state
+        row = self.recording.row(context, length - 1)
+        return row.place(0), state._replace(row=row, calls=state.calls + 1)
 
     def extend(self, token, position, context, state):
-        slot = position - state.begin
-        state = state._replace(calls=state.calls + 1)
-        return self.recording.place(context, state.begin, slot), state
+        place = state.row.place(position - state.row.begin)
+        return place, state._replace(calls=state.calls + 1)
 
     def logits(self, hidden):
-        logprob = self.recording.look_up("draft", hidden)
-        return jnp.stack([logprob, logprob], axis=-1)
+        return by_id(self.recording.look_up("draft", hidden))
 
     def learn(self, tokens, length, round_, judge, context, state):
-        counts = self.count(context, round_, state._replace(begin=length - 1))
-        return state._replace(calls=jnp.zeros_like(state.calls), counts=counts)
+        counts = self.count(round_, state._replace(row=self.recording.row(context, length - 1)))
+        return state._replace(calls=0 * state.calls, counts=counts)
 
 
 class Unknown:
@@ -293,13 +298,9 @@ class Recorded(Speculative):
 
     def proposal(self, hidden: Any) -> Proposal:
         recording = self.drafter.recording
-        belief = recording.look_up("belief_logprob", hidden)
-        return Remembrance(
-            ~recording.silent(hidden),
-            self.drafter.logits(hidden),
-            jnp.stack([belief, belief], axis=-1),
-            jnp.where(hidden.ends, END, TEXT).astype(jnp.int32),
-        )
+        logprobs = self.drafter.logits(hidden), by_id(recording.look_up("belief_logprob", hidden))
+        best = TEXT + hidden.ends.astype(jnp.int32)
+        return Remembrance(~recording.silent(hidden), *logprobs, best)
 
     def observation(self, slot, drafting, proposed, hidden):
         return Remembered(slot, drafting, self.drafter.recording, hidden, self.policy)

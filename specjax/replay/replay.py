@@ -57,22 +57,34 @@ class Counting(RecordedDrafter):
         unmarked = jnp.full((rows, width), -1, jnp.int32)
         return Replayed(lengths, lengths, zeros, zeros, zeros + 1, unmarked)
 
-    def count(self, output, round_, state):
-        found, drafted = state.counts, round_.drafted
-        first = self.recording.place(output, state.begin, 0)
-        vain = (drafted == 0) & (state.calls > 0) & ~self.recording.silent(first)
+    def count(self, round_, state):
+        found, drafted, row = state.counts, round_.drafted, state.row
+        room = self.recording.rollouts.budget[row.output] - row.begin - 1
+        calls = jnp.where(jnp.minimum(room, round_.drafts.allowed) > 0, state.calls, 0)
+        vain = (drafted == 0) & (calls > 0) & ~self.recording.silent(row.place(0))
         return Replayed(
             _count(found.drafted, drafted),
             _count(found.accepted, round_.in_output),
-            found.refused + state.calls - drafted,
+            found.refused + calls - drafted,
             found.vain + vain.astype(jnp.int32),
             found.runs,
-            found.trail.at[jnp.arange(len(drafted)), state.begin].set(drafted, mode="drop"),
+            found.trail.at[jnp.arange(len(drafted)), row.begin].set(drafted, mode="drop"),
         )
 
 
+@pytree
+class Alone(Recorded):
+    """A recording at batch 1, whose rows run side by side under `vmap`."""
+
+    skips = False  # `vmap` would copy the recording for each row to make the choice
+
+
 def walk(
-    policy: Policy, recording: Recording, key: Key[Array, ""], output: Int[Array, ""], past: Any = None
+    policy: Policy,
+    recording: Recording,
+    key: Key[Array, ""],
+    output: Int[Array, ""],
+    past: Any = None,
 ) -> tuple[Replayed, Any]:
     """Decode an output at batch 1; return its rounds and the policy's last state.
 
@@ -80,7 +92,7 @@ def walk(
       key: the row's, as a real run has it.
       past: the policy's state at the end of the output before, with what it learned.
     """
-    method = Recorded.of(Counting(recording), policy)
+    method = Alone.of(Counting(recording), policy)
     inputs, budget = rows_of(recording, output[None])
     contexts, state = loop.start(method, inputs, key[None], budget, buffer_len=1)
     if past is not None:
