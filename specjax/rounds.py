@@ -84,7 +84,7 @@ class Round(NamedTuple):
     its children together, and `drafted` the depth.
 
     The fields from `drafts` on hold distributions and states of the models: enough to compute the
-    round's probability. Replay leaves these None.
+    round's probability. In replay these are None.
     """
 
     active: Bool[Array, " B"]  # False: the row had finished, learn nothing from it

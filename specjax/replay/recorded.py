@@ -11,7 +11,7 @@ EOS.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,9 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import speculative
 from specjax.budgets import Budget
-from specjax.dice import dice_for
+from specjax.dice import Dice
 from specjax.drafters.base import Drafter, Proposal
-from specjax.policies import Observation, Policy, Round
+from specjax.policies import Policy, Round
 from specjax.pytrees import pytree
 from specjax.replay.rollouts import Rollouts, acceptance_point
 from specjax.rules.base import AcceptanceRule, at_position
@@ -163,6 +163,20 @@ class Settled(AcceptanceRule):
         return jnp.stack([jnp.zeros_like(ends), 1 - ends, ends], axis=1)
 
 
+class SettledDice(Dice):
+    """Dice of the one outcome that `Settled` has."""
+
+    def draft(self, state, slot, logprobs, best):
+        return best
+
+    def accepted(self, state, stop):
+        count = jnp.arange(stop.shape[1], dtype=jnp.float32)[None, :]
+        return jnp.sum(stop * count, axis=1).astype(jnp.int32)
+
+    def next(self, state, probs):
+        return TEXT + (probs[:, END] > 0).astype(jnp.int32)
+
+
 class Standing(NamedTuple):
     """The state of a recorded drafter."""
 
@@ -271,7 +285,7 @@ class Remembered:
 
 
 class Remembrance(Proposal):
-    """A proposal from rollouts, with an entropy of 0: the loop would log it, and replay does not."""
+    """A proposal from rollouts. Its entropy, which only a log would read, is 0."""
 
     @property
     def entropy(self):
@@ -307,8 +321,9 @@ class Recorded(Speculative):
 
     def step(self, context, state, dice=None):
         """Run one round; policies see no distributions, which were not recorded."""
-        drafts, state = speculative.draft(self, context.drafter, state, dice or dice_for(self))
-        verdict, state = speculative.judge(self, context, dice_for(self), state, drafts)
+        dice = dice or SettledDice()
+        drafts, state = speculative.draft(self, context.drafter, state, dice)
+        verdict, state = speculative.judge(self, context, dice, state, drafts)
         unseen = ("target_logprobs", "hidden", "stop", "next_probs")
         verdict, drafts = verdict._replace(**dict.fromkeys(unseen)), drafts._replace(logprobs=None)
         if self.drafter.recording.rollouts.counts_alone:

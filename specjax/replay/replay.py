@@ -311,8 +311,8 @@ def _not_dominated(loops: Sequence[Costs]) -> Float[np.ndarray, "L K"]:
     Loops are left out if another one is nowhere more expensive.
     """
     table = np.full((len(loops), 2 + max(loop.gamma_max for loop in loops)), np.inf)
-    for row, loop in zip(table, loops, strict=True):
-        row[: 2 + loop.gamma_max] = [float(loop.call), *_rounds(loop)]
+    for row, costs in zip(table, loops, strict=True):
+        row[: 2 + costs.gamma_max] = [float(costs.call), *_rounds(costs)]
     kept: list[Float[np.ndarray, " K"]] = []
     for row in sorted(table, key=lambda row: np.isinf(row).sum()):
         if not any(np.all(other <= row) for other in kept):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import test_loops
-from specjax import budgets, loop
+from specjax import budgets, loop, policies
 from specjax.policies import constant
 from specjax.replay.batches import Oracle, serve
 from specjax.sampling import Sampling
@@ -28,23 +28,22 @@ def known():
     return method, recorded(method, inputs_of(PROMPTS), hidden=False)
 
 
-def real(method, budget, sizes=SIZES):
-    """Statistics and rounds of the jitted loop."""
-    method = dataclasses.replace(method, budget=budget, sizes=sizes)
-    begun = test_loops.begin(method, inputs_of(PROMPTS), BUDGET, KEYS)
-    return loop.decode(method, *begun)
+COSTS = policies.Costs(0.217, [1.0] * (GAMMA_MAX + 1))
 
 
 @pytest.mark.parametrize(
-    "budget",
-    [budgets.fixed(5), budgets.threshold(0.4), budgets.static(2), budgets.early_stop(TIMES),
-     budgets.by_batch_size({1: 3, 4: 1})],
-    ids=lambda budget: type(budget).__name__,
+    ("policy", "budget"),
+    [(constant(GAMMA_MAX), budgets.fixed(5)),
+     (constant(GAMMA_MAX), budgets.early_stop(TIMES)),
+     (constant(GAMMA_MAX), budgets.by_batch_size({1: 3, 4: 1})),
+     (policies.together(COSTS, prior=0.6), budgets.threshold(0.4))],
+    ids=lambda part: type(part).__name__,
 )  # fmt: skip
-def test_at_temperature_0_replay_is_the_real_batch(known, budget):
+def test_at_temperature_0_replay_is_the_real_batch(known, policy, budget):
     method, trace = known
-    state = real(method, budget)
-    found = serve(constant(GAMMA_MAX), budget, trace, TIMES, KEYS, rows=ROWS)
+    real = dataclasses.replace(method, policy=policy, budget=budget, sizes=SIZES)
+    state = loop.decode(real, *test_loops.begin(real, inputs_of(PROMPTS), BUDGET, KEYS))
+    found = serve(policy, budget, trace, TIMES, KEYS, rows=ROWS)
     stats = jax.tree.map(np.sum, state.stats)
     assert int(found.tokens) == stats.emitted == int(jnp.sum(trace.emitted))
     assert int(found.rounds) == int(jnp.max(state.rounds))
