@@ -7,7 +7,7 @@ token, and then what was recorded there (`rollouts.py`): that is a draw from the
 of the real run, given its output. The loop makes its own draws all the same, for their time.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,44 +62,10 @@ class Rehearsed:
     inner: Autoregressive | Speculative
     scripts: Scripts
 
-    @property
-    def target(self):
-        return self.inner.target
-
-    @property
-    def rule(self):
-        return self.inner.rule
-
-    @property
-    def sampling(self):
-        return self.inner.sampling
-
-    @property
-    def eos_ids(self):
-        return self.inner.eos_ids
-
-    @property
-    def drafter(self):
-        return self.inner.drafter
-
-    @property
-    def policy(self):
-        return self.inner.policy
-
-    @property
-    def branches(self) -> bool:
-        """See `Method.branches`."""
-        return self.inner.branches
-
-    @property
-    def gamma_max(self) -> int:
-        """See `Method.gamma_max`."""
-        return self.inner.gamma_max
-
-    @property
-    def slots(self) -> int:
-        """See `Method.slots`."""
-        return self.inner.slots
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # a copy asks for these before there is an `inner`
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     def start(self, inputs, keys, budget, buffer_len):
         """The context holds each row's script: a round has no time to look for it."""

@@ -288,7 +288,8 @@ def by_clock(
             some = slice(at, at + batch)
             trail = jax.tree.map(lambda x, some=some: x[some], trace.found)
             own = times.of_plain() if name == PLAIN else times
-            replayed = serve(*ways[name], trail, own, keys[some], rows=batch)
+            policy, budget = ways[name]
+            replayed = serve(policy, budget, trail, own, keys[some], rows=batch)
             time, tokens = time + float(replayed.time), tokens + int(replayed.tokens)
         said[name] = {
             "rate": float(np.median(rates[name])),

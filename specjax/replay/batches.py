@@ -95,7 +95,7 @@ class Foreseeing(Recorded):
     """A recording whose budget is an `Oracle`."""
 
     def step(self, context, state, dice=None):
-        recording, slots = self.drafter.recording, jnp.arange(self.gamma_max, dtype=jnp.int32)
+        recording, slots = self.recording, jnp.arange(self.gamma_max, dtype=jnp.int32)
         row = recording.row(context.target, state.length - 1)
         place = jax.tree.map(lambda x: x[:, None], row).place(slots[None, :])
         says = jnp.sum(jnp.cumprod(~recording.silent(place), axis=1), axis=1, dtype=jnp.int32)

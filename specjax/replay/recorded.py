@@ -11,7 +11,7 @@ EOS.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import speculative
 from specjax.budgets import Budget
+from specjax.contracts import watched
 from specjax.dice import Dice
 from specjax.drafters.base import Drafter, Proposal
 from specjax.policies import Policy, Round
@@ -248,40 +249,21 @@ class Remembered:
     place: Place
     policy: Policy
 
-    def _look_up(self, name: str) -> Array:
+    def __getattr__(self, name: str) -> Array:
+        """Look up `entropy`, `top1` or `hidden`, float32; ValueError if it was not recorded."""
         if self.recording.rollouts.counts_alone:
             Unknown(self.policy, name).refuse()
-        return self.recording.look_up(name, self.place)
-
-    @property
-    def entropy(self) -> Float[Array, " B"]:
-        """Entropy of the belief, in nats; float32."""
-        return self._look_up("entropy")
-
-    @property
-    def top1(self) -> Float[Array, " B"]:
-        """Largest probability of the belief; float32."""
-        return self._look_up("top1")
-
-    @property
-    def hidden(self) -> Float[Array, "B E"]:
-        """The drafter's hidden state at this distribution; float32."""
-        if self.recording.rollouts.hidden.shape[-1] == 0:
+        if name in ("draft_logprobs", "belief_logprobs"):
+            raise ValueError(
+                "This policy reads distributions over the whole vocabulary, which a trace does not "
+                "hold; it holds their entropy and top1."
+            )
+        if name == "hidden" and self.recording.rollouts.hidden.shape[-1] == 0:
             raise ValueError(
                 "This policy reads the drafter's hidden states, which were not recorded: make the "
                 "trace with --hidden."
             )
-        return self._look_up("hidden")
-
-    @property
-    def draft_logprobs(self):
-        """Raise ValueError: distributions are too large to record."""
-        raise ValueError(
-            "This policy reads distributions over the whole vocabulary, which a trace does not "
-            "hold; it holds their entropy and top1."
-        )
-
-    belief_logprobs = draft_logprobs
+        return self.recording.look_up(name, self.place)
 
 
 class Remembrance(Proposal):
@@ -310,26 +292,31 @@ class Recorded(Speculative):
             jnp.int32([END]), drafter.recording.rollouts.gamma_max, (), budget, sizes,
         )  # fmt: skip
 
+    @property
+    def recording(self) -> Recording:
+        """What is decoded."""
+        return cast(RecordedDrafter, self.drafter).recording
+
     def proposal(self, hidden: Any) -> Proposal:
-        recording = self.drafter.recording
+        recording = self.recording
         logprobs = self.drafter.logits(hidden), by_id(recording.look_up("belief_logprob", hidden))
         best = TEXT + hidden.ends.astype(jnp.int32)
         return Remembrance(~recording.silent(hidden), *logprobs, best)
 
     def observation(self, slot, drafting, proposed, hidden):
-        return Remembered(slot, drafting, self.drafter.recording, hidden, self.policy)
+        return Remembered(slot, drafting, self.recording, hidden, self.policy)
 
     def step(self, context, state, dice=None):
         """Run one round; policies see no distributions, which were not recorded."""
-        dice = dice or SettledDice()
+        self, dice = watched(self, len(state.done)), dice or SettledDice()
         drafts, state = speculative.draft(self, context.drafter, state, dice)
         verdict, state = speculative.judge(self, context, dice, state, drafts)
-        unseen = ("target_logprobs", "hidden", "stop", "next_probs")
-        verdict, drafts = verdict._replace(**dict.fromkeys(unseen)), drafts._replace(logprobs=None)
-        if self.drafter.recording.rollouts.counts_alone:
-            unknown = {n: Unknown(self.policy, n) for n in ("overlap", "ratio", "belief_logprob")}
-            drafts = drafts._replace(belief_logprob=unknown.pop("belief_logprob"))
-            verdict = verdict._replace(**unknown)
+        unseen: dict[str, Any] = dict.fromkeys(("target_logprobs", "hidden", "stop", "next_probs"))
+        logged: dict[str, Any] = {"logprobs": None}
+        if self.recording.rollouts.counts_alone:
+            unseen |= {name: Unknown(self.policy, name) for name in ("overlap", "ratio")}
+            logged["belief_logprob"] = Unknown(self.policy, "belief_logprob")
+        drafts, verdict = drafts._replace(**logged), verdict._replace(**unseen)
         return speculative.conclude(self, context.drafter, state, drafts, verdict)
 
 

@@ -105,7 +105,7 @@ def walk_in_turn(policy: Policy, recording: Recording, keys: Key[Array, " N"]) -
     """Decode outputs one after the other, each beginning with what the policy learned before."""
 
     def one(past, row):
-        found, state = walk(policy, recording, *row, past)
+        found, state = walk(policy, recording, row[0], row[1], past)
         return state, found
 
     first = first_state(policy, keys[:1], recording.rollouts.gamma_max)
