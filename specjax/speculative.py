@@ -204,7 +204,7 @@ def draft_chain(method, context, state, cap, dice, changed) -> tuple:
     return turn.drafts, turn.drafter, turn.policy, turn.chances, turn.finite
 
 
-def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -> Turn:
+def propose(method, state, cap, dice, hidden: Any, turn: Turn) -> Turn:
     """Decide whether to draft a token, then draw it: the decision must not see the token."""
     slot, policy = turn.slot, turn.policy
     proposed = method.proposal(hidden)
