@@ -52,15 +52,20 @@ class Drafts(NamedTuple):
         )
 
     def put(
-        self, seen: Any, drafted: Bool[Array, " B"], token: Array, belief_logprob: Array
+        self,
+        slot: Array,
+        proposed: Any,
+        drafted: Bool[Array, " B"],
+        token: Array,
+        belief_logprob: Array,
     ) -> "Drafts":
         """Add one token, which counts in the rows that `drafted` it.
 
         Args:
-          seen: the `Observation` before its draw, which has its slot and distribution.
+          proposed: the `Proposal` that it was drawn from.
         """
-        columns = token, seen.draft_logprobs, belief_logprob, seen.entropy
-        put = partial(jax.lax.dynamic_update_index_in_dim, index=seen.slot, axis=1)
+        columns = token, proposed.logprobs, belief_logprob, proposed.entropy
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
         added = [put(old, new) for old, new in zip(self[:4], columns, strict=True)]
         length = self.length + drafted.astype(jnp.int32)
         columns_ = dict(zip(Drafts._fields[:4], added, strict=True))
@@ -98,7 +103,7 @@ class Round(NamedTuple):
     its children together, and `drafted` the depth.
 
     The fields from `drafts` on hold distributions and states of the models: enough to compute the
-    round's probability. Replay leaves these None.
+    round's probability. In replay these are None.
     """
 
     active: Bool[Array, " B"]  # False: the row had finished, learn nothing from it

@@ -172,6 +172,13 @@ def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
     return jnp.min(best, axis=-1)
 
 
+def entropy(logprobs: Float[Array, "*batch V"]) -> Float[Array, "*batch"]:
+    """The entropy of a distribution, in nats; float32."""
+    probs = jnp.exp(logprobs)
+    surprise = jnp.where(probs > 0, -logprobs, 0.0)
+    return jnp.sum(probs * surprise, axis=-1).astype(jnp.float32)
+
+
 def standardize(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[Array, "*batch V"]:
     """Log-probabilities of the distribution that is sampled; −inf where a token cannot be.
 

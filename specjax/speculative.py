@@ -22,7 +22,7 @@ from specjax import passes
 from specjax.contracts import watched
 from specjax.dice import Dice, dice_for
 from specjax.drafters import sharing
-from specjax.drafters.base import Drafter, first_distribution, prefill, proposal
+from specjax.drafters.base import Drafter, Proposal, first_distribution, prefill, proposal
 from specjax.drafters.learning import learn_from
 from specjax.policies.base import Observation, Policy, by_slot, first_state
 from specjax.policies.slots import allocate, rated
@@ -48,6 +48,7 @@ class Speculative:
     # Numbers of positions of the batch, of smaller verify passes: see `passes.verified`.
     passes: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
     branches = dynamic = False  # drafts are chains
+    skips = True  # a round in which no row drafts does not call the drafter
 
     def __post_init__(self):
         resolve_rule(self)
@@ -56,6 +57,14 @@ class Speculative:
     def slots(self) -> int:
         """Number of tokens in a round's target call."""
         return self.gamma_max + 1
+
+    def proposal(self, hidden: Float[Array, "B E"]) -> Proposal:
+        """The drafter's proposal at its hidden state."""
+        return proposal(self.drafter.logits(hidden), self.sampling)
+
+    def observation(self, slot, drafting, proposed: Proposal, hidden) -> Observation:
+        """What the policy sees of a proposal."""
+        return Observation(slot, drafting, proposed.logprobs, proposed.belief, hidden)
 
     def start(self, inputs, keys, max_new, buffer_len):
         return start(self, inputs, keys, max_new, buffer_len)
@@ -129,9 +138,12 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     like = jax.eval_shape(partial(first_distribution, method.drafter, method.sampling), *known)
     drafts = Drafts.empty(allowed, method.gamma_max, like, by_slot(method.policy))
     chain = partial(draft_chain, method, context, state, cap, dice)
-    nothing = drafts, state.drafter, begun, state.draft_finite
-    found = passes.unless_idle(method.policy.fixed, jnp.any(cap > 0), chain, nothing)
-    drafts, drafter, policy, finite = found
+    changed = drafts, state.drafter, begun, state.draft_finite
+    if method.skips:
+        changed = passes.unless_idle(method.policy.fixed, jnp.any(cap > 0), chain, changed)
+    else:
+        changed = chain(changed)
+    drafts, drafter, policy, finite = changed
     drafts = allocate(method.policy, begun, drafts, ~state.done, passes.sizes(method, len(cap)))
     return drafts, state.replace(drafter=drafter, policy=policy, draft_finite=finite)
 
@@ -160,19 +172,20 @@ def draft_chain(method, context, state, cap, dice, changed) -> tuple:
     return turn.drafts, turn.drafter, turn.policy, turn.finite
 
 
-def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -> Turn:
+def propose(method, state, cap, dice, hidden: Any, turn: Turn) -> Turn:
     """Decide whether to draft a token, then draw it: the decision must not see the token."""
     slot, policy = turn.slot, turn.policy
-    proposed = proposal(method.drafter.logits(hidden), method.sampling)
+    proposed = method.proposal(hidden)
     going = turn.going & proposed.proposes
     finite = turn.finite & is_finite(proposed.logprobs, going)
-    seen = Observation(slot, going, proposed.logprobs, proposed.belief, hidden)
+    seen = method.observation(slot, going, proposed, hidden)
     policy, more = method.policy.keep_drafting(policy, seen)
     going &= more
     noisy = method.rule.given_noise(proposed.logprobs, state.keys, state.length + slot)
     token = dice.draft(state, slot, noisy, proposed.best)
     logprob = at_tokens(proposed.belief, token).astype(jnp.float32)
-    drafts = rated(method.policy, policy, turn.drafts.put(seen, going, token, logprob), slot)
+    drafts = turn.drafts.put(slot, proposed, going, token, logprob)
+    drafts = rated(method.policy, policy, drafts, slot)
     policy, more = method.policy.go_on(policy, going, logprob)
     going &= (drafts.length < cap) & more
     return Turn(slot + 1, going, drafts, turn.drafter, policy, finite)

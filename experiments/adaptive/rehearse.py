@@ -7,7 +7,7 @@ token, and then what was recorded there (`rollouts.py`): that is a draw from the
 of the real run, given its output. The loop makes its own draws all the same, for their time.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxtyping import Int, Key, UInt32
 from specjax.autoregressive import Autoregressive
 from specjax.dice import Dice, dice_for
 from specjax.pytrees import pytree
-from specjax.replay.along import first_rejections, path
+from specjax.replay.recorded import Recording
 from specjax.replay.rollouts import Rollouts
 from specjax.sampling import row_keys
 from specjax.speculative import Speculative
@@ -46,17 +46,13 @@ def script(rollouts: Rollouts, key: Key[Array, ""]) -> Scripts:
       key: that the outputs were decoded with, and that the loop is to be run with.
     """
     keys = row_keys(key, rollouts.input_index, jnp.zeros_like(rollouts.input_index))
-    rejections = first_rejections(rollouts, keys)
-    rows = jnp.arange(len(keys))[:, None]
-
-    def drafted(begin):
-        where, slot, on_output = path(rollouts, jnp.full(keys.shape, begin), rejections[:, begin])
-        own = rollouts.tokens.at[rows, where].get(mode="clip")
-        return jnp.where(on_output, own, rollouts.drafts.at[rows, where, slot].get(mode="clip"))
-
-    begins = jnp.arange(rollouts.tokens.shape[1], dtype=jnp.int32)
-    drafts = jax.vmap(drafted, out_axes=1)(begins)
-    return Scripts(jax.random.key_data(keys), Script(rollouts.tokens, rejections, drafts))
+    recording = Recording.settled(rollouts, keys)
+    output, begin, slot = (jnp.arange(n, dtype=jnp.int32) for n in rollouts.drafts.shape)
+    rows = recording.row(output[:, None], begin[None, :])
+    place = jax.tree.map(lambda x: x[..., None], rows).place(slot[None, None, :])
+    drafts = recording.look_up("drafts", place)
+    each = Script(rollouts.tokens, recording.rejections, drafts)
+    return Scripts(jax.random.key_data(keys), each)
 
 
 @pytree
@@ -66,44 +62,10 @@ class Rehearsed:
     inner: Autoregressive | Speculative
     scripts: Scripts
 
-    @property
-    def target(self):
-        return self.inner.target
-
-    @property
-    def rule(self):
-        return self.inner.rule
-
-    @property
-    def sampling(self):
-        return self.inner.sampling
-
-    @property
-    def eos_ids(self):
-        return self.inner.eos_ids
-
-    @property
-    def drafter(self):
-        return self.inner.drafter
-
-    @property
-    def policy(self):
-        return self.inner.policy
-
-    @property
-    def branches(self) -> bool:
-        """See `Method.branches`."""
-        return self.inner.branches
-
-    @property
-    def gamma_max(self) -> int:
-        """See `Method.gamma_max`."""
-        return self.inner.gamma_max
-
-    @property
-    def slots(self) -> int:
-        """See `Method.slots`."""
-        return self.inner.slots
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # a copy asks for these before there is an `inner`
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     def start(self, inputs, keys, budget, buffer_len):
         """The context holds each row's script: a round has no time to look for it."""

@@ -237,6 +237,11 @@ class Proposal(NamedTuple):
     belief: Float[Array, "*batch V"]  # the same; at temperature 0 log_softmax(logits), not one-hot
     best: Int[Array, "*batch"]  # the likeliest token; the first of equals
 
+    @property
+    def entropy(self) -> Float[Array, "*batch"]:
+        """The entropy of the belief, in nats; float32."""
+        return smp.entropy(self.belief)
+
 
 def proposal(logits: Float[Array, "*batch V"], sampling: Sampling) -> Proposal:
     """Make a proposal from a drafter's logits.

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int, Key, UInt32
 
 from specjax.pytrees import averaged
 from specjax.rounds import Round
-from specjax.sampling import Purpose, fold
+from specjax.sampling import Purpose, entropy, fold
 
 
 class Observation(NamedTuple):
@@ -33,9 +33,7 @@ class Observation(NamedTuple):
     @property
     def entropy(self) -> Float[Array, " B"]:
         """The entropy of the belief, in nats; float32."""
-        probs = jnp.exp(self.belief_logprobs)
-        surprise = jnp.where(probs > 0, -self.belief_logprobs, 0.0)
-        return jnp.sum(probs * surprise, axis=-1).astype(jnp.float32)
+        return entropy(self.belief_logprobs)
 
     @property
     def top1(self) -> Float[Array, " B"]:

@@ -1,8 +1,8 @@
 """Replay of a whole batch along rollouts, by a table of times.
 
 Rows are served as `generate` serves them: an input that waits takes the place of one that has
-ended. What a round drafts and accepts is that of `replay`; what it takes is the time of as many
-positions as it verifies. So one recording answers for batches of any size.
+ended. Drafts and acceptance are those of `replay`; a round costs one pass over its verified
+positions. So one recording answers for batches of any size.
 """
 
 from functools import partial
@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
+from specjax import loop
 from specjax.policies import PassTimes, Policy
-from specjax.policies.base import first_state
-from specjax.policies.slots import allocate
 from specjax.pytrees import pytree
-from specjax.replay.along import Along, first_rejections
+from specjax.replay.recorded import Recorded, RecordedDrafter, Recording, rows_of
 from specjax.replay.rollouts import Rollouts
+from specjax.state import until
 
 
 class Served(NamedTuple):
@@ -38,12 +38,25 @@ class Served(NamedTuple):
         return self.tokens.astype(jnp.float32) / self.time
 
 
-class Lanes(NamedTuple):
-    """The B rows of a batch."""
+@pytree
+class Summing(RecordedDrafter):
+    """Sums up the rounds of a batch; the sums go on when rows are admitted."""
 
-    output: Int[Array, " B"]  # of the N outputs
-    length: Int[Array, " B"]  # tokens of it so far
-    policy: Any
+    times: PassTimes
+
+    def counts(self, rows):
+        zero = jnp.int32(0)
+        return Served(jnp.float32(0), zero, zero, zero, zero, zero, zero)
+
+    def count(self, round_, state):
+        def total(x):
+            return jnp.sum(jnp.where(round_.active, x, 0), dtype=jnp.int32)
+
+        positions = total(round_.drafted + 1)
+        time = self.times.exact(positions, state.calls)
+        sums = total(round_.emitted), jnp.int32(1), positions, total(round_.drafted)
+        new = Served(time, *sums, total(round_.in_output), state.calls)
+        return jax.tree.map(jnp.add, state.counts, new)
 
 
 @pytree
@@ -52,20 +65,44 @@ class Oracle(Policy):
 
     They are drafted as deep as this round's tokens per time are highest. Over a whole run that is
     no strict bound: at its end, rows may be worth more than tokens.
+
+    The state is the number of tokens that each row would get accepted, which `Foreseeing` knows.
     """
 
     times: PassTimes
 
-    def best(self, accepted: Int[Array, " B"], live: Bool[Array, " B"], gamma: int) -> Array:
-        """The depth at which tokens per time are highest."""
-        depth = jnp.arange(gamma + 1, dtype=jnp.int32)
-        kept = jnp.minimum(accepted[None, :], depth[:, None])
+    def init(self, keys, gamma_max):
+        return jnp.zeros(keys.shape, jnp.int32)
+
+    def begin(self, state, live: Bool[Array, " B"], gamma_max):
+        """Draft as deep as tokens per time are highest."""
+        depth = jnp.arange(gamma_max + 1, dtype=jnp.int32)
+        kept = jnp.minimum(state[None, :], depth[:, None])
         count = jnp.sum(jnp.where(live[None, :], kept + 1, 0), axis=1, dtype=jnp.int32)
         rate = count.astype(jnp.float32) / self.times.exact(count, depth)
-        return jnp.argmax(rate).astype(jnp.int32)
+        return state, jnp.argmax(rate).astype(jnp.int32)
+
+    def chance(self, state, slot):
+        return (slot < state).astype(jnp.float32)
+
+    def verifies(self, state, slot):
+        return slot.chance > 0
 
 
-@partial(jax.jit, static_argnames=("rows",))
+@pytree
+class Foreseeing(Recorded):
+    """A recording whose policy is an `Oracle`."""
+
+    def step(self, context, state, dice=None):
+        recording, slots = self.recording, jnp.arange(self.gamma_max, dtype=jnp.int32)
+        row = recording.row(context.target, state.length - 1)
+        place = jax.tree.map(lambda x: x[:, None], row).place(slots[None, :])
+        says = jnp.sum(jnp.cumprod(~recording.silent(place), axis=1), axis=1, dtype=jnp.int32)
+        right = jnp.minimum(row.rejected - row.begin, says)
+        right = jnp.clip(state.limit - state.length - 1, 0, right)
+        return super().step(context, state.replace(policy=right), dice)
+
+
 def serve(
     policy: Policy,
     rollouts: Rollouts,
@@ -80,66 +117,29 @@ def serve(
       times: at this batch size, as `specjax.measure.batches.pass_times` measures them.
       keys: one for each output, which settle the chances of acceptance.
     """
-    gamma, count = rollouts.gamma_max, len(rollouts.emitted)
-    rejections = first_rejections(rollouts, keys)
-    lane = jnp.arange(rows, dtype=jnp.int32)
-    whole = jnp.maximum(times.positions[-1], rows * (gamma + 1))
-    sizes = jnp.append(times.positions, whole)  # the times may end before the batch
+    return _serve(policy, rollouts, times, keys, rows=rows, sizes=times.sizes)
 
-    def fresh(output):
-        own = keys[jnp.minimum(output, count - 1)]
-        return Lanes(
-            output,
-            jnp.zeros_like(output),
-            first_state(policy, own, gamma),
-        )
+
+@partial(jax.jit, static_argnames=("rows", "sizes"))
+def _serve(policy, rollouts, times, keys, *, rows, sizes) -> Served:
+    recording, count = Recording.settled(rollouts, keys), len(keys)
+    kind = Foreseeing if isinstance(policy, Oracle) else Recorded
+    method: Any = kind.of(Summing(recording, times), policy, sizes)
+
+    def started(first, number):
+        output = first + jnp.arange(number, dtype=jnp.int32)
+        inputs, room = rows_of(recording, output)
+        return inputs, keys[inputs.source[:, 0]], room
 
     def more(carry):
-        lanes, *_ = carry
-        return jnp.any(lanes.output < count)
+        return ~jnp.all(carry[1].done)
 
-    def one_round(carry):
-        lanes, waiting, sums = carry
-        output = jnp.minimum(lanes.output, count - 1)
-        live = lanes.output < count
-        rejected = jnp.take_along_axis(rejections[output], lanes.length[:, None], axis=1)[:, 0]
-        here = Along(jax.tree.map(lambda x: x[output], rollouts), lanes.length, rejected)
-        begun, allowed = policy.begin(lanes.policy, live, gamma)
-        state, drafts, (asked, _, _) = here.draft(policy, begun, here.room(live, allowed))
-        if isinstance(policy, Oracle):
-            right = jnp.minimum(drafts.length, rejected - lanes.length)
-            calls = policy.best(right, live, gamma)
-            verified = jnp.minimum(right, calls)
-        else:
-            calls = jnp.sum(jnp.any(asked, axis=1), dtype=jnp.int32)
-            verified = allocate(policy, begun, drafts, live, sizes).length
-        round_ = here.conclude(live, verified)
-        positions = jnp.sum(jnp.where(live, verified + 1, 0), dtype=jnp.int32)
-        sums = Served(
-            sums.time + times.exact(positions, calls),
-            sums.tokens + jnp.sum(round_.emitted, dtype=jnp.int32),
-            sums.rounds + 1,
-            sums.positions + positions,
-            sums.drafted + jnp.sum(jnp.where(live, verified, 0), dtype=jnp.int32),
-            sums.accepted + jnp.sum(round_.in_output, dtype=jnp.int32),
-            sums.calls + calls,
-        )
-        kept = Lanes(
-            lanes.output,
-            lanes.length + round_.emitted,
-            policy.update(state, round_),
-        )
-        leaving = live & (kept.length >= here.recorded.emitted)
-        place = waiting + jnp.cumsum(leaving, dtype=jnp.int32) - 1
-        new = fresh(jnp.where(leaving, jnp.minimum(place, count), lanes.output))
-        lanes = jax.tree.map(partial(_either, leaving), new, kept)
-        return lanes, waiting + jnp.sum(leaving, dtype=jnp.int32), sums
+    def until_one_ends(carry):
+        contexts, state, waiting = carry
+        end = until(1)._replace(done=jnp.where(waiting < count, 1, rows))
+        state = loop.decode(method, contexts, state.replace(until=end))
+        free = jnp.argmax(state.done).astype(jnp.int32)[None]
+        return *loop.admit(method, contexts, state, free, *started(waiting, 1)), waiting + 1
 
-    zero = jnp.int32(0)
-    none = Served(jnp.float32(0), zero, zero, zero, zero, zero, zero)
-    start = fresh(jnp.minimum(lane, count)), jnp.int32(min(rows, count)), none
-    return jax.lax.while_loop(more, one_round, start)[2]
-
-
-def _either(rows: Bool[Array, " B"], one: Array, other: Array) -> Array:
-    return jnp.where(rows.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
+    begun = loop.start(method, *started(0, rows), buffer_len=1)
+    return jax.lax.while_loop(more, until_one_ends, (*begun, jnp.int32(rows)))[1].drafter.counts

@@ -7,22 +7,30 @@ acceptance are known, and `keys` settle them for all policies alike.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Float, Int, Key
 
+from specjax import loop
 from specjax import sampling as smp
-from specjax.contracts import PARTS, watched_part
-from specjax.policies import Costs, Observation, Policy, Round
+from specjax.decoding.starting import Past, resume
+from specjax.policies import Costs, Policy
 from specjax.policies.base import first_state
 from specjax.policies.constant import Constant
-from specjax.replay.along import Along, first_rejections
+from specjax.pytrees import pytree
+from specjax.replay.recorded import (
+    Recorded,
+    RecordedDrafter,
+    Recording,
+    Unknown,
+    first_rejections,
+    rows_of,
+)
 from specjax.replay.rollouts import Rollouts
-from specjax.rounds import idle
 from specjax.support import memory_maps
 
 
@@ -38,117 +46,76 @@ class Replayed(NamedTuple):
     # the round that began there; −1: none did
 
 
-class _Read(Exception):
-    """A field was read that is not known where only counts are."""
+@pytree
+class Counting(RecordedDrafter):
+    """Counts rounds as `Replayed` has them, in batches of one row."""
+
+    def counts(self, rows):
+        width = self.recording.rollouts.tokens.shape[1]
+        zeros = jnp.zeros((rows,), jnp.int32)
+        lengths = jnp.zeros((rows, self.recording.rollouts.gamma_max + 1), jnp.int32)
+        unmarked = jnp.full((rows, width), -1, jnp.int32)
+        return Replayed(lengths, lengths, zeros, zeros, zeros + 1, unmarked)
+
+    def count(self, round_, state):
+        found, drafted, row = state.counts, round_.drafted, state.row
+        room = self.recording.rollouts.budget[row.output] - row.begin - 1
+        calls = jnp.where(jnp.minimum(room, round_.drafts.allowed) > 0, state.calls, 0)
+        vain = (drafted == 0) & (calls > 0) & ~self.recording.silent(row.place(0))
+        return Replayed(
+            _count(found.drafted, drafted),
+            _count(found.accepted, round_.in_output),
+            found.refused + calls - drafted,
+            found.vain + vain.astype(jnp.int32),
+            found.runs,
+            found.trail.at[jnp.arange(len(drafted)), row.begin].set(drafted, mode="drop"),
+        )
 
 
-def _not_known(name: str) -> Any:
-    def read(_: Any) -> Any:
-        raise _Read(name)
+@pytree
+class Alone(Recorded):
+    """A recording at batch 1, whose rows run side by side under `vmap`."""
 
-    return property(read)
-
-
-class _Counted(Round):
-    """A round of which only counts are known."""
-
-    overlap, ratio, belief_logprob = map(_not_known, ("overlap", "ratio", "belief_logprob"))
-
-
-class _Unseen(NamedTuple):
-    """An `Observation` where only counts are known."""
-
-    slot: Int[Array, ""]
-    drafting: Bool[Array, " N"]
-
-    def __getattr__(self, name: str) -> Any:
-        raise _Read(name)
-
-
-def read_beyond_counts(policy: Policy, gamma_max: int) -> str:
-    """Name a field that a policy reads beside counts of tokens; empty if there is none.
-
-    A policy with a `go_on` of its own reads log-probabilities.
-    """
-    if type(policy).go_on is not Policy.go_on:
-        return "logprob"
-
-    def one_round(keys: Key[Array, " N"]) -> Any:
-        first, live = first_state(policy, keys, gamma_max), jnp.ones(len(keys), bool)
-        state, _ = policy.begin(first, live, gamma_max)
-        seen = _Unseen(jnp.int32(0), jnp.ones(keys.shape, bool))
-        state, _ = policy.keep_drafting(state, cast(Observation, seen))
-        return policy.update(state, _Counted(*idle(gamma_max, len(keys))))
-
-    try:
-        jax.eval_shape(one_round, jax.random.split(jax.random.key(0), 1))
-    except _Read as read:
-        return str(read)
-    return ""
+    skips = False  # `vmap` would copy the recording for each row to make the choice
 
 
 def walk(
-    policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"], past: Any = None
+    policy: Policy,
+    recording: Recording,
+    key: Key[Array, ""],
+    output: Int[Array, ""],
+    past: Any = None,
 ) -> tuple[Replayed, Any]:
-    """Run rounds of every output under a policy; return them and the policy's last state.
+    """Decode an output at batch 1; return its rounds and the policy's last state.
 
     Args:
-      keys: one for each output, as a real run's rows have them.
-      past: the policy's state for a single row, with what it learned before.
+      key: the row's, as a real run has it.
+      past: the policy's state at the end of the output before, with what it learned.
     """
-    policy = watched_part(policy, PARTS["policy"], len(keys))
-    gamma_max, rows = rollouts.gamma_max, jnp.arange(len(rollouts.emitted))
-    emitted, rejections = rollouts.emitted, first_rejections(rollouts, keys)
-    zeros, trail_end = jnp.zeros_like(emitted), rollouts.tokens.shape[1]
-
-    def more(carry):
-        return jnp.any(carry[0] < emitted)
-
-    def one_round(carry):
-        length, state, found = carry
-        live = length < emitted
-        rejected = jnp.take_along_axis(rejections, length[:, None], axis=1)[:, 0]
-        here = Along(rollouts, length, rejected)
-        state, allowed = policy.begin(state, live, gamma_max)
-        state, drafts, each = here.draft(policy, state, here.room(live, allowed))
-        drafted, (called, proposed, drafting) = drafts.length, each
-        round_ = here.conclude(live, drafted)
-        found = Replayed(
-            _count(live, found.drafted, drafted),
-            _count(live, found.accepted, round_.in_output),
-            found.refused + jnp.sum(called & ~drafting, axis=0, dtype=jnp.int32),
-            found.vain + (proposed & ~drafting)[0].astype(jnp.int32),
-            found.runs,
-            found.trail.at[rows, jnp.where(live, length, trail_end)].set(drafted, mode="drop"),
-        )
-        return length + round_.emitted, policy.update(state, round_), found
-
-    none = jnp.zeros((len(emitted), gamma_max + 1), jnp.int32)
-    state = first_state(policy, keys, gamma_max)
+    method = Alone.of(Counting(recording), policy)
+    inputs, budget = rows_of(recording, output[None])
+    contexts, state = loop.start(method, inputs, key[None], budget, buffer_len=1)
     if past is not None:
-        state = policy.resume(state, past, jnp.ones((1,), bool))
-    unmarked = jnp.full(rollouts.tokens.shape, -1, jnp.int32)
-    start = zeros, state, Replayed(none, none, zeros, zeros, jnp.ones_like(emitted), unmarked)
-    _, state, found = jax.lax.while_loop(more, one_round, start)
-    return found, state
+        state = resume(method, state, Past(past, None, jnp.ones((1,), bool)))
+    state = loop.decode(method, contexts, state)
+    return jax.tree.map(lambda x: x[0], state.drafter.counts), state.policy
 
 
-def walk_in_turn(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed:
-    """Walk at batch 1, each output beginning with what the policy learned in the one before."""
+def walk_in_turn(policy: Policy, recording: Recording, keys: Key[Array, " N"]) -> Replayed:
+    """Decode outputs one after the other, each beginning with what the policy learned before."""
 
-    def one(past, at):
-        here = partial(jax.lax.dynamic_slice_in_dim, start_index=at, slice_size=1)
-        found, state = walk(policy, jax.tree.map(here, rollouts), here(keys), past)
-        return state, jax.tree.map(lambda x: x[0], found)
+    def one(past, row):
+        found, state = walk(policy, recording, row[0], row[1], past)
+        return state, found
 
-    count = jnp.arange(len(rollouts.emitted), dtype=jnp.int32)
-    return jax.lax.scan(one, first_state(policy, keys[:1], rollouts.gamma_max), count)[1]
+    first = first_state(policy, keys[:1], recording.rollouts.gamma_max)
+    return jax.lax.scan(one, first, (keys, jnp.arange(len(keys), dtype=jnp.int32)))[1]
 
 
-def _count(live, counts: Int[Array, "N K"], value: Int[Array, " N"]) -> Int[Array, "N K"]:
-    """Count one more of this value, in active rows."""
+def _count(counts: Int[Array, "B K"], value: Int[Array, " B"]) -> Int[Array, "B K"]:
+    """Count one more of this value."""
     hit = value[:, None] == jnp.arange(counts.shape[1], dtype=jnp.int32)[None, :]
-    return counts + (hit & live[:, None]).astype(jnp.int32)
+    return counts + hit.astype(jnp.int32)
 
 
 def replay(
@@ -176,15 +143,12 @@ def replay(
       ValueError: a policy that reads what was not recorded, or that reads its batch.
     """
     for policy in policies:
-        if rollouts.counts_alone and (what := read_beyond_counts(policy, rollouts.gamma_max)):
-            raise ValueError(
-                f"{type(policy).__name__} reads {what}, and this record holds counts alone: replay "
-                "it on a trace of experiments.trace."
-            )
+        if rollouts.counts_alone and type(policy).go_on is not Policy.go_on:
+            Unknown(policy, "logprob").refuse()
         if policy.reads_batch:
             raise ValueError(
                 f"{type(policy).__name__} reads its batch, and outputs are replayed as rows of one "
-                "that never was: time it by experiments.budgets."
+                "that never was: time it by experiments.batch."
             )
     keys = _draw_keys(rollouts, key, draws)
     kinds: dict[Any, list[int]] = {}
@@ -205,8 +169,13 @@ def replay(
 
 @partial(jax.jit, static_argnames=("at_once", "carry"))
 def _side_by_side(numbered, rollouts, keys, *, at_once, carry):
+    outputs = jnp.arange(len(rollouts.emitted), dtype=jnp.int32)
+
     def alone(policy, keys):
-        return walk_in_turn(policy, rollouts, keys) if carry else walk(policy, rollouts, keys)[0]
+        recording = Recording.settled(rollouts, keys)
+        if carry:
+            return walk_in_turn(policy, recording, keys)
+        return jax.vmap(lambda *row: walk(policy, recording, *row)[0])(keys, outputs)
 
     def one(numbered_policy):
         each = jax.vmap(alone, in_axes=(None, 0))(numbered_policy[1], keys)
@@ -342,8 +311,8 @@ def _not_dominated(loops: Sequence[Costs]) -> Float[np.ndarray, "L K"]:
     Loops are left out if another one is nowhere more expensive.
     """
     table = np.full((len(loops), 2 + max(loop.gamma_max for loop in loops)), np.inf)
-    for row, loop in zip(table, loops, strict=True):
-        row[: 2 + loop.gamma_max] = [float(loop.call), *_rounds(loop)]
+    for row, costs in zip(table, loops, strict=True):
+        row[: 2 + costs.gamma_max] = [float(costs.call), *_rounds(costs)]
     kept: list[Float[np.ndarray, " K"]] = []
     for row in sorted(table, key=lambda row: np.isinf(row).sum()):
         if not any(np.all(other <= row) for other in kept):

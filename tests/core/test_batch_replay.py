@@ -28,22 +28,19 @@ def known():
     return method, recorded(method, inputs_of(PROMPTS), hidden=False)
 
 
-def real(method, policy):
-    """Statistics and rounds of the jitted loop."""
-    method = dataclasses.replace(method, policy=policy, passes=SIZES)
-    begun = test_loops.begin(method, inputs_of(PROMPTS), BUDGET, KEYS)
-    return loop.decode(method, *begun)
+COSTS = policies.Costs(0.217, [1.0] * (GAMMA_MAX + 1))
 
 
 @pytest.mark.parametrize(
     "policy",
-    [policies.fixed(5), policies.threshold(0.4), policies.early_stop(TIMES),
-     by_batch_size({1: 3, 4: 1})],
+    [policies.fixed(5), policies.early_stop(TIMES), policies.by_batch_size({1: 3, 4: 1}),
+     policies.both(policies.together(COSTS, prior=0.6), policies.threshold(0.4))],
     ids=lambda policy: type(policy).__name__,
 )  # fmt: skip
 def test_at_temperature_0_replay_is_the_real_batch(known, policy):
     method, trace = known
-    state = real(method, policy)
+    real = dataclasses.replace(method, policy=policy, passes=SIZES)
+    state = loop.decode(real, *test_loops.begin(real, inputs_of(PROMPTS), BUDGET, KEYS))
     found = serve(policy, trace, TIMES, KEYS, rows=ROWS)
     stats = jax.tree.map(np.sum, state.stats)
     assert int(found.tokens) == stats.emitted == int(jnp.sum(trace.emitted))

@@ -1,4 +1,4 @@
-"""The real loop with the draws of a replay: its outputs, its rounds, and their distribution."""
+"""The real loop with the draws of a replay: its outputs and its rounds."""
 
 import jax
 import jax.numpy as jnp
