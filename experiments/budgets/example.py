@@ -13,9 +13,10 @@ from matplotlib.patches import Patch, Rectangle
 from experiments import plots
 from experiments.reproduce.study import Study
 from specjax import decoding, speculative
-from specjax.budgets import PassTimes, early_stop
+from specjax.budgets import early_stop
 from specjax.dice import dice_for
 from specjax.measure import timing
+from specjax.policies import Costs
 
 SKIPPED = 2  # rounds in which the chances are calibrated
 PANELS = 6
@@ -42,9 +43,10 @@ class Seen(NamedTuple):
         return REJECTED if slot == self.accepted[row] else IN_VAIN
 
 
-def times_in(row: dict[str, Any]) -> PassTimes:
+def times_in(row: dict[str, Any]) -> Costs:
     """The times that a row of results was replayed with."""
-    return PassTimes(row["sizes"], row["passes"], draft=row["draft_time"], rest=row["rest_time"])
+    draft, rest = row["draft_time"], row["rest_time"]
+    return Costs(draft, row["passes"], rest=rest, positions=row["sizes"])
 
 
 def record(on: Study, row: dict[str, Any]) -> list[Seen]:
@@ -56,7 +58,7 @@ def record(on: Study, row: dict[str, Any]) -> list[Seen]:
         gamma=config.gamma_max,
         sampling=on.sampling(row["temperature"]),
         budget=early_stop(times, row["setting"]),
-        sizes=times.sizes,
+        sizes=times.positions,
     )
     assert isinstance(method, speculative.Speculative)
     texts = decoding.tokenize(on.target, on.texts(batch), config.max_source_len or None)

@@ -8,12 +8,10 @@ from specjax.budgets.base import Budget, Slot
 from specjax.budgets.early_stop import early_stop
 from specjax.budgets.loading import NAMES, parse
 from specjax.budgets.simple import by_batch_size, fixed, static, threshold
-from specjax.budgets.times import PassTimes
 
 __all__ = [
     "NAMES",
     "Budget",
-    "PassTimes",
     "Slot",
     "by_batch_size",
     "early_stop",

@@ -8,11 +8,11 @@ from jaxtyping import Key
 
 from specjax import budgets, decoding
 from specjax.batching import bucket
-from specjax.budgets import PassTimes
 from specjax.defaults import GAMMA, NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.measure import phases, timing
 from specjax.models.checkpoint import Checkpoint
+from specjax.policies import Costs
 from specjax.sampling import Sampling, as_sampling
 from specjax.types import Text
 
@@ -40,14 +40,14 @@ def pass_times(
     max_new_tokens: int = NEW_TOKENS,
     key: Key[Array, ""] | int = 0,
     repeats: int = 9,
-) -> PassTimes:
+) -> Costs:
     """Measure the times that `specjax.budgets.early_stop` weighs, in seconds.
 
         from specjax.measure.batches import pass_times
 
         times = pass_times(target, draft, texts, batch_size=16)
         specjax.generate(target, draft, texts, batch_size=16,
-                         budget=specjax.budgets.early_stop(times), sizes=times.sizes)
+                         budget=specjax.budgets.early_stop(times), sizes=times.positions)
 
     Args:
       texts: inputs of typical length; the batch repeats them if they are few.

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling as smp
-from specjax.budgets import PassTimes
 from specjax.dice import dice_for
 from specjax.drafters.base import proposal
 from specjax.loop import Method, decode
@@ -168,7 +167,7 @@ def medians(samples: Sequence[Sample]) -> Costs:
     )
 
 
-def pass_times(samples: Sequence[Sample], rows: int) -> PassTimes:
+def pass_times(samples: Sequence[Sample], rows: int) -> Costs:
     """Take medians of a `stopwatch`'s samples as times for a verify budget.
 
     Args:
@@ -186,7 +185,7 @@ def pass_times(samples: Sequence[Sample], rows: int) -> PassTimes:
     rest = max(took["round", gamma] - gamma * draft - took["verify", gamma], 0.0)
     sizes = sorted(passes)
     times = [passes[size] for size in sizes]
-    return PassTimes(sizes, times, draft=draft, rest=rest, token=took["target", 0])
+    return Costs(draft, times, positions=sizes, rest=rest, token=took["target", 0])
 
 
 def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from specjax.budgets import PassTimes
 from specjax.budgets import base as budgets
-from specjax.policies import Policy
+from specjax.policies import Costs, Policy
 from specjax.policies.base import first_state
 from specjax.pytrees import pytree
 from specjax.replay.along import Along, first_rejections
@@ -56,7 +55,7 @@ class Oracle(budgets.Budget):
     no strict bound: at its end, rows may be worth more than tokens.
     """
 
-    times: PassTimes
+    times: Costs
 
     def best(self, accepted: Int[Array, " B"], live: Bool[Array, " B"], gamma: int) -> Array:
         """The depth at which tokens per time are highest."""
@@ -72,7 +71,7 @@ def serve(
     policy: Policy,
     budget: budgets.Budget,
     rollouts: Rollouts,
-    times: PassTimes,
+    times: Costs,
     keys: Key[Array, " N"],
     *,
     rows: int,
@@ -87,8 +86,8 @@ def serve(
     gamma, count = rollouts.gamma_max, len(rollouts.emitted)
     rejections = first_rejections(rollouts, keys)
     lane = jnp.arange(rows, dtype=jnp.int32)
-    whole = jnp.maximum(times.positions[-1], rows * (gamma + 1))
-    sizes = jnp.append(times.positions, whole)  # the times may end before the batch
+    # The times may end before the batch.
+    sizes = jnp.asarray([*times.positions, max(times.positions[-1], rows * (gamma + 1))], jnp.int32)
 
     def fresh(output):
         own = keys[jnp.minimum(output, count - 1)]

@@ -22,6 +22,7 @@ from specjax.audit.findings import margin
 from specjax.audit.randomness import Refused, outcomes
 from specjax.budgets import base
 from specjax.cli.audit import of_cases, table
+from specjax.policies import Costs
 from specjax.policies.base import Observation
 
 FIGURES = {
@@ -516,7 +517,7 @@ def test_a_rule_with_noise_is_sent_elsewhere():
 BUDGETS = {
     "fixed": budgets.fixed(2),
     "early_stop": budgets.early_stop(
-        budgets.PassTimes([2, 3, 4, 6, 12], [1.0, 1.1, 1.9, 2.0, 4.0], draft=0.05)
+        Costs(0.05, [1.0, 1.1, 1.9, 2.0, 4.0], positions=[2, 3, 4, 6, 12])
     ),
     "threshold": budgets.threshold(0.4),
 }
