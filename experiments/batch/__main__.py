@@ -29,7 +29,9 @@ from experiments.reproduce import speedups, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax.loop import Method
-from specjax.measure import provenance, report, timing
+from specjax.measure import fit, provenance, report, stopwatch, timing
+from specjax.measure.counting import Undecided
+from specjax.measure.stopwatch import static
 from specjax.measure.timing import PLAIN, quartiles
 from specjax.policies import Costs
 from specjax.policies.loading import parse_with_costs, takes
@@ -37,8 +39,6 @@ from specjax.results import summarize
 from specjax.support import command_line, files
 from specjax.support.named import short
 from specjax.tuning import fitting, trials
-from specjax.tuning.counting import Undecided
-from specjax.tuning.fitting import static
 
 Row = dict[str, Any]
 
@@ -94,17 +94,17 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         if takes(name, "costs")
     }
     timed = max(2 * batch, config.cost_inputs)
-    known = fitting.measure(
-        {fitting.POLICIES: shared, **own},
+    known = stopwatch.measure(
+        {stopwatch.POLICIES: shared, **own},
         on.target,
         texts[:timed],
         untimed=texts[timed:],
         plain=plain,
         repeats=config.cost_repeats,
-        passes_of=dict.fromkeys(own, fitting.POLICIES),
+        passes_of=dict.fromkeys(own, stopwatch.POLICIES),
         **measuring,
     )
-    widths = fitting.pruned(shared.widths, known[fitting.POLICIES])
+    widths = fit.pruned(shared.widths, known[stopwatch.POLICIES])
     shared = dataclasses.replace(shared, widths=widths)
     methods: dict[str, Method] = {PLAIN: plain}
     for gamma in config.static:
@@ -145,7 +145,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
                 **counts.acceptance_fields(),
                 "identical": timed.identical(name) if not temperature else None,
                 # In seconds: what the policy got, or of the loop that policies share.
-                "costs": known.get(name, known[fitting.POLICIES]).as_row(),
+                "costs": known.get(name, known[stopwatch.POLICIES]).as_row(),
                 "fixed": method.gamma_max if name in fixed else 0,  # drafted in every round
                 "gamma_max": config.gamma_max,
                 "widths": list(shared.widths),

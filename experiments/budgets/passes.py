@@ -9,15 +9,18 @@ Prints a table in steps of plain decoding, and writes results.jsonl to the workd
 
 from typing import Any
 
+import jax
 import numpy as np
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from experiments.reproduce import study
+from experiments import phases
+from experiments.reproduce import speedups, study
 from experiments.reproduce.pages import number
 from experiments.reproduce.study import Study, identity, open_results
-from specjax.measure import batches, report
+from specjax import budgets, decoding
+from specjax.measure import report, timing
 from specjax.support import command_line
 
 Row = dict[str, Any]
@@ -49,16 +52,14 @@ def measure(on: Study, batch: int) -> list[Row]:
     config = on.config
     gammas = [gamma for gamma in config.static if gamma < config.gamma_max]
     sizes = {gamma: batch * (gamma + 1) for gamma in gammas}
-    take = batches.stopwatch(
-        on.target,
-        on.draft(config.draft),
-        on.texts(batch),
-        gamma=config.gamma_max,
-        gammas=gammas,
-        batch_size=batch,
-        sizes=tuple(sizes.values()),
-        max_new_tokens=config.max_new_tokens,
-    )
+    method = speedups.method(on, config.draft, 0.0, config.gamma_max)
+    method = decoding.with_budget(method, budgets.fixed(batch * config.gamma_max), sizes.values())
+    ids, run = speedups.ids(on, batch), {"max_new_tokens": config.max_new_tokens}
+    context, state = timing.start(
+        method, on.target, [ids[i % len(ids)] for i in range(batch)], range(batch),
+        key=jax.random.key(0), rows=batch, **run,
+    )  # fmt: skip
+    take = phases.stopwatch(method, context, state, gammas, sizes=sizes.values())
     samples = [take() for _ in range(config.cost_repeats)]
     took = {name: float(np.median([one[name] for one in samples])) for name in samples[0]}
     return [

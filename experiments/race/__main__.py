@@ -39,7 +39,8 @@ from specjax import checkpoints, decoding, drafters
 from specjax.cli import defaults
 from specjax.cli.inputs import load_examples
 from specjax.loop import Method
-from specjax.measure import doubts, phases, report
+from specjax.measure import doubts, report
+from specjax.measure.compiling import at_once
 from specjax.sampling import Sampling
 from specjax.support import command_line, memory_maps
 from specjax.support.named import short
@@ -112,7 +113,7 @@ def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list
     }
     command_line.say("compiling plain and speculative decoding, and a round of each")
     with memory_maps.kept(methods=4):  # both loops, and their rounds
-        phases.at_once(partial(recording.compile_, **options), methods.values())
+        at_once(partial(recording.compile_, **options), methods.values())
         sides = []
         for name, method in methods.items():
             command_line.say(f"timing {name} decoding of {len(sources)} inputs")

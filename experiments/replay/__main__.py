@@ -40,7 +40,7 @@ from absl import flags
 from rich.console import Console
 
 from experiments.replay.evaluation import evaluate
-from specjax.measure import doubts, formats, provenance, report
+from specjax.measure import doubts, formats, provenance, report, stopwatch
 from specjax.policies import Costs
 from specjax.policies.loading import parse_with_costs
 from specjax.replay import counts, rollouts
@@ -67,7 +67,7 @@ def main(_) -> None:
     known = {name: Costs(**table) for name, table in row["costs"].items()}
     if args.c is not None:
         known = given(args, found.gamma_max)
-    table = known[fitting.POLICIES]
+    table = known[stopwatch.POLICIES]
     if wrong := doubts.poor_fit("this trace", table):
         remark = (
             f"{remark} {wrong} Speedups by them are noise: record it again, or give --c.".strip()

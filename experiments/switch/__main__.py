@@ -29,7 +29,7 @@ from specjax import decoding
 from specjax.drafters.choices import NAMES
 from specjax.drafters.switch import Switched, switch
 from specjax.loop import Method
-from specjax.measure import provenance, report, timing
+from specjax.measure import provenance, report, stopwatch, timing
 from specjax.measure.timing import PLAIN, Comparison, quartiles
 from specjax.policies import Costs
 from specjax.replay import along, rollouts
@@ -42,7 +42,6 @@ from specjax.support import command_line, named
 from specjax.support.named import short
 from specjax.tasks.examples import Example
 from specjax.tasks.prose import OPENING
-from specjax.tuning import fitting
 
 FREE, COPIED = "free", "copied"
 
@@ -86,11 +85,13 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
     plain = speedups.plain_method(on, temperature)
     drafters = [on.draft(name) for name in config.drafts]
     loops = {
-        name: {fitting.static(gamma): loop(on, made, temperature, gamma) for gamma in config.gammas}
+        name: {
+            stopwatch.static(gamma): loop(on, made, temperature, gamma) for gamma in config.gammas
+        }
         for name, made in zip(config.drafts, drafters, strict=True)
     }
     tables = {
-        name: fitting.measure(
+        name: stopwatch.measure(
             each,
             on.target,
             ids,
@@ -104,8 +105,8 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
     methods: dict[str, Method] = {PLAIN: plain}
     of: dict[str, dict[str, Any]] = {}
     for gamma in config.gammas:
-        costs = [cost(each[fitting.static(gamma)]) for each in tables.values()]
-        made = {short(name): by[fitting.static(gamma)] for name, by in loops.items()}
+        costs = [cost(each[stopwatch.static(gamma)]) for each in tables.values()]
+        made = {short(name): by[stopwatch.static(gamma)] for name, by in loops.items()}
         for choice in config.choices:
             chosen = switch(drafters, on.target, with_costs(choice, costs))
             made[choice] = loop(on, chosen, temperature, gamma)

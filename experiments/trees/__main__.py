@@ -13,12 +13,10 @@ run that was cut off goes on where it was.
 Input: as of `specjax decode`; a config with a task needs none.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
@@ -29,7 +27,9 @@ from experiments.reproduce.study import Study, identity, open_results
 from specjax import decoding
 from specjax.cli.inputs import HELP, read_texts
 from specjax.loop import Method
-from specjax.measure import phases, provenance, report, timing
+from specjax.measure import provenance, report, timing
+from specjax.measure.stopwatch import TIMED_TEXTS, costs_of
+from specjax.policies import Costs
 from specjax.results import Summary, summarize
 from specjax.support import command_line, memory_maps
 from specjax.support.named import short
@@ -103,8 +103,14 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         for drawn in ways
     }
     longest = speedups.method(on, draft, temperature, max(config.sizes))
-    contexts, state = speedups.start(on, longest, texts)
-    costs = phases.measure(longest, contexts, state, config.sizes)
+    run: dict[str, Any] = {
+        "max_new_tokens": config.max_new_tokens,
+        "key": jax.random.key(config.seed),
+        "repeats": config.repeats,
+        "names": (config.target, draft),
+    }
+    lengths = sorted({1, config.sizes[0], max(config.sizes)})
+    costs = costs_of(longest, on.target, texts[:TIMED_TEXTS], lengths, **run)
 
     def verify(tokens: int) -> float:
         return costs.v(tokens - 1)
@@ -118,12 +124,16 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         for one in choose(by_rank, config.sizes, config.depth, costs.c, verify):
             for name, tree in variants(on, draft, temperature, one, drawn):
                 methods[name], trees[name] = tree, (one, by_rank)
-    tokens, rows = float(np.mean([len(output) for output in outputs])), []
+    rows = []
     # Group by group, for the memory maps of a process do not suffice for all programs.
     for size in sorted({group(method) for method in methods.values()}):
         some = {name: method for name, method in methods.items() if group(method) == size}
-        with memory_maps.kept(methods=3 * len(some)):  # loops, and programs for their phases
-            found, samples = timed(on, plain, some, texts, tokens, names=(config.target, draft))
+        with memory_maps.kept(methods=2 * len(some)):  # loops, and those for their costs
+            found = timing.side_by_side({timing.PLAIN: plain, **some}, on.target, texts, **run)
+            tables = {
+                name: costs_of(method, on.target, texts[:TIMED_TEXTS], **run)
+                for name, method in some.items()
+            }
         for name, method in some.items():
             counts = summarize(found.outputs(name))
             tau = counts.tokens_per_iteration
@@ -138,7 +148,7 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
                 **found.speedups(name),
                 "identical": found.identical(name) if temperature == 0 else None,
                 "on_accelerator": tau / (method.gamma_max * costs.c + ACCELERATOR),
-                **times(method, samples[name], counts),
+                **times(method, tables[name], counts),
                 "batch": 1,
                 "timed_inputs": len(texts),
                 "repeats": config.repeats,
@@ -157,45 +167,6 @@ def group(method: Method) -> int:
     return method.slots if method.branches else 0
 
 
-def timed(
-    on: Study,
-    plain: Method,
-    methods: Mapping[str, Method],
-    texts: Sequence[Sequence[int]],
-    tokens: float,
-    names: tuple[str, str],
-) -> tuple[timing.Comparison, dict[str, list[phases.Sample]]]:
-    """The loops in turns, and between the turns the phases of each method.
-
-    Args:
-      tokens: of an output, the mean.
-    """
-    takes: dict[str, Callable[[], phases.Sample]] = {}
-    for name, method in methods.items():
-        takes[name] = stopwatch(on, method, plain, texts, tokens, first=not takes)
-    samples: dict[str, list[phases.Sample]] = {name: [] for name in takes}
-
-    def between():
-        calls: dict[Hashable, float] = {}  # of plain decoding, which is timed once
-        for name, take in takes.items():
-            sample = take()
-            calls |= {key: t for key, t in sample.items() if isinstance(key, tuple)
-                      and key[:2] == ("call", 0)}  # fmt: skip
-            samples[name].append({**calls, **sample})
-
-    found = timing.side_by_side(
-        {timing.PLAIN: plain, **methods},
-        on.target,
-        texts,
-        max_new_tokens=on.config.max_new_tokens,
-        key=jax.random.key(on.config.seed),
-        repeats=on.config.repeats,
-        names=names,
-        between=between,
-    )
-    return found, samples
-
-
 def variants(on: Study, draft: str, temperature: float, one: Choice, drawn: bool):
     """(name, method) of a tree whose children are drawn, by each rule, or chosen."""
     size, how = one.shape.nodes, [("top", "token")]
@@ -210,32 +181,10 @@ def variants(on: Study, draft: str, temperature: float, one: Choice, drawn: bool
         yield f"tree of {size}, {draw}" + ("" if draw == "top" else f", {rule}"), method
 
 
-def stopwatch(
-    on: Study,
-    method: Method,
-    plain: Method,
-    texts: Sequence[Sequence[int]],
-    tokens: float,
-    first: bool,
-) -> Callable[[], phases.Sample]:
-    """What times the phases of a round once, and the fixed times of calls.
-
-    Args:
-      tokens: of an output, the mean.
-      first: whether calls of plain decoding are to be timed too.
-    """
-    gamma = method.gamma_max
-    both = (method, max(1, round(tokens / (gamma + 1)))), (plain, max(1, round(tokens)))
-    calls = [(by, partial(speedups.start, on, by, texts), count) for by, count in both]
-    contexts, state = speedups.start(on, method, texts)
-    calls = calls[: 2 if first else 1]
-    return phases.stopwatch(method, contexts, state, [gamma], [gamma], calls=calls)
-
-
-def times(method: Method, samples: Sequence[phases.Sample], counts: Summary) -> dict[str, Any]:
+def times(method: Method, costs: Costs, counts: Summary) -> dict[str, Any]:
     """What a round costs in steps, and the speedup that follows from it and from τ."""
     tokens, rounds = (n / counts.outputs for n in (counts.tokens, counts.iterations))
-    gamma, costs = method.gamma_max, phases.medians(samples)
+    gamma = method.gamma_max
     return {
         "draft_steps": gamma * costs.c,
         "verify_steps": costs.v(gamma),

@@ -35,7 +35,8 @@ from specjax.models import sharding
 from specjax.models.memory import gigabytes, memory_free
 from specjax.support import command_line, named, runs
 from specjax.support.named import short
-from specjax.tuning.candidates import Trial, check_numbers
+from specjax.tuning.candidates import Trial
+from specjax.tuning.inputs import check_numbers
 from specjax.tuning.members import smaller_members
 from specjax.tuning.pace import check_minutes
 from specjax.tuning.recommendation import PLAIN, Candidate, recommend

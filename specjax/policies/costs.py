@@ -1,8 +1,8 @@
 """Costs: the table of times of calls and rounds on one machine.
 
-A jitted loop cannot read a clock, so the table is made outside it, in seconds, in one of two ways.
-`measure.phases.measure` times the phases of a round one by one; `tuning.fitting.measure` times
-whole calls and fits. Policies, replay, its oracle and every predicted speedup read the same table.
+A jitted loop cannot read a clock, so the table is made outside it, in seconds:
+`measure.stopwatch` times whole calls. Policies, verify budgets, the choice of a tree, replay, its
+oracle and every predicted speedup read the same table.
 Only ratios matter to them, so another unit, such as target steps, works as well.
 """
 
@@ -93,8 +93,8 @@ class Costs:
         shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
         times: dict[str, Any] = {"call": call, "plain_call": plain_call, "refused": refused}
         errors = {"error": error, "largest_error": largest_error, "drop": drop}
-        for given, interval in ((shares, "[0, 1]"), (times | errors, "[0, ∞)")):
-            for name, value in given.items():
+        for group, interval in ((shares, "[0, 1]"), (times | errors, "[0, ∞)")):
+            for name, value in group.items():
                 if not isinstance(value, Array) and value == value:  # NaN: not known
                     number(name, value, interval)
         if not isinstance(draft, Array):
@@ -107,8 +107,9 @@ class Costs:
             if len(each) != len(verify):
                 raise ValueError(f"rest={rest!r} must be one number, or as many as verify has.")
             rest = [x if x != x else number("rest", x, "(-∞, ∞)") for x in each]
-        sizes = range(1, len(verify) + 1) if positions is None else listed("positions", positions)
-        sizes = tuple(whole("positions", size, "[1, ∞)") for size in sizes)
+        usual = range(1, len(verify) + 1)
+        given = usual if positions is None else listed("positions", positions)
+        sizes = tuple(whole("positions", size, "[1, ∞)") for size in given)
         if len(sizes) != len(verify) or list(sizes) != sorted({*sizes}):
             raise ValueError(
                 f"positions={sizes} and verify={verify}: give ascending sizes and a time for each."

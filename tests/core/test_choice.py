@@ -10,12 +10,12 @@ import pytest
 from pairs import TEXTS
 from specjax import decoding, devices
 from specjax.autoregressive import Autoregressive
-from specjax.measure import timing
+from specjax.measure import stopwatch, timing
 from specjax.policies import Costs, parse
 from specjax.policies.constant import Constant
 from specjax.policies.estimating import Estimating
 from specjax.sampling import Sampling
-from specjax.tuning import fitting, trials
+from specjax.tuning import trials
 
 KEY = jax.random.key(0)
 
@@ -284,7 +284,7 @@ def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
         return {name: Costs(0.0, [took[by.gamma_max]] * (by.gamma_max + 1))
                 for name, by in loops.items()}  # fmt: skip
 
-    monkeypatch.setattr(fitting, "measure", measure)
+    monkeypatch.setattr(stopwatch, "measure", measure)
     monkeypatch.setattr(Estimating, "promised_alone", lambda _, cost, rows: given.append(cost))
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     for accelerator in (False, True):

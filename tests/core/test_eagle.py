@@ -16,6 +16,7 @@ from reference import chi_square, sequence_distribution
 from specjax import generate, loop, speculative
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import eagle
+from specjax.measure.counting import Always
 from specjax.models.decoder import Decoder
 from specjax.models.memory import nbytes
 from specjax.models.tapped import Tapped
@@ -23,7 +24,6 @@ from specjax.policies import constant
 from specjax.rules import Token
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
-from specjax.tuning.counting import Always
 from table_models import inputs_of, repeat
 from tiny_models import quick
 from toy_policies import Erratic, Scripted

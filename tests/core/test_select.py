@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import command_line
@@ -179,13 +180,14 @@ def test_gamma_by_the_rates_of_each_position(pair, monkeypatch):
     trial = Trial(pair.target, TEXTS[:4], max_new_tokens=BUDGET, gammas=(1, 2, 4))
     drafter = OneAhead(pair.twin.model)
     longest = trial._method(drafter, 4)
-    expected = trial._expected("one ahead", longest, alpha=1.0)
+    always = metrics.Alpha(1.0, None, None, 1, [], [np.ones(60)])
+    expected = trial._expected("one ahead", longest, always)
     assert expected == {1: 2.0, 2: 2.0, 4: 2.0}
     monkeypatch.setattr(trial, "_method", lambda _, gamma: gamma)
     chosen = trial._best_chain(drafter, expected, Costs(0.1, [1.0] * 5))
     assert (chosen.gamma, chosen.tokens) == (1, 2.0)
-    by_alpha = trial._expected("twin", trial.__class__._method(trial, pair.twin, 4), alpha=1.0)
-    assert by_alpha == {1: 2.0, 2: 3.0, 4: 5.0}
+    along = trial._expected("twin", trial.__class__._method(trial, pair.twin, 4), always)
+    assert along == {1: 2.0, 2: 3.0, 4: 5.0}
 
 
 def test_recommendation():
