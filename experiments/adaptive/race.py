@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
+from experiments import by_loop
 from experiments.adaptive import rehearse
 from experiments.adaptive.rehearse import Rehearsed
 from experiments.replay.evaluation import evaluate
@@ -22,7 +23,7 @@ from specjax.drafters.learning import learn
 from specjax.loop import Method
 from specjax.measure import doubts, fit, stopwatch, timing
 from specjax.measure.counting import Undecided
-from specjax.measure.stopwatch import static, static_costs
+from specjax.measure.stopwatch import static
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, Policy, acceptance_head, constant
@@ -286,7 +287,7 @@ def prefer(
     for name, loop in made.items():
         found = racing[name] = trials.faster(
             loop, on.target, texts, max_new_tokens=config.max_new_tokens,
-            key=fitting.apart(jax.random.key(config.seed)), cost=stopwatch.alone(known),
+            key=fitting.apart(jax.random.key(config.seed)), cost=by_loop.alone(known),
         )  # fmt: skip
         if found.drafter is None:
             decide[name] = dataclasses.replace(loop, policy=Constant(jnp.int32(0)))
@@ -310,7 +311,7 @@ def costs_of(
     others = {
         name: (known.get(name) or known[stopwatch.POLICIES]).of_plain()
         if drafts_nothing(loop)
-        else static_costs(known, loop.gamma_max)
+        else by_loop.static_costs(known, loop.gamma_max)
         for name, loop in decide.items()
         if loop is not made[name]
     }

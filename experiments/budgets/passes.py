@@ -53,7 +53,9 @@ def measure(on: Study, batch: int) -> list[Row]:
     gammas = [gamma for gamma in config.static if gamma < config.gamma_max]
     sizes = {gamma: batch * (gamma + 1) for gamma in gammas}
     method = speedups.method(on, config.draft, 0.0, config.gamma_max)
-    method = decoding.with_budget(method, budgets.fixed(batch * config.gamma_max), sizes.values())
+    method = decoding.with_budget(
+        method, budgets.fixed(batch * config.gamma_max), [*sizes.values()]
+    )
     ids, run = speedups.ids(on, batch), {"max_new_tokens": config.max_new_tokens}
     context, state = timing.start(
         method, on.target, [ids[i % len(ids)] for i in range(batch)], range(batch),

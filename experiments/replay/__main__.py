@@ -39,6 +39,7 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
+from experiments import by_loop
 from experiments.replay.evaluation import evaluate
 from specjax.measure import doubts, formats, provenance, report, stopwatch
 from specjax.policies import Costs
@@ -47,7 +48,6 @@ from specjax.replay import counts, rollouts
 from specjax.replay.rollouts import Rollouts
 from specjax.support import command_line, files, named
 from specjax.support.named import short
-from specjax.tuning import fitting
 
 
 def main(_) -> None:
@@ -148,7 +148,7 @@ def given(args, gamma_max: int) -> dict[str, Costs]:
             f"--verify={','.join(args.verify)}: give one number, or {gamma_max + 1} of them."
         )
     widths = command_line.widths(args.widths, gamma_max)
-    return fitting.by_formula(
+    return by_loop.by_formula(
         args.c, np.resize(verify, gamma_max + 1).tolist(), args.overhead, widths
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
+from experiments import by_loop
 from specjax.measure import stopwatch
 from specjax.policies import Costs, Policy, constant
 from specjax.replay import replay
@@ -34,8 +35,8 @@ def evaluate(
         of the loop that they share.
       carry: and one for each policy that carries over what it learned, CARRIED behind its name.
     """
-    table, gammas = known[stopwatch.POLICIES], stopwatch.gammas(known)
-    own = [stopwatch.static_costs(known, gamma) for gamma in gammas]
+    table, gammas = known[stopwatch.POLICIES], by_loop.gammas(known)
+    own = [by_loop.static_costs(known, gamma) for gamma in gammas]
     decoded = {
         name: replay.as_decoded(policy, found, known.get(name, table))
         for name, policy in chosen.items()

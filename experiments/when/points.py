@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import by_loop
 from experiments.reproduce.pages import Section
 from experiments.when import sweep, synthetic
 from experiments.when.sweep import ORACLE, Tables
@@ -97,7 +98,7 @@ def measure(trace: Mapping[str, Any], file: pathlib.Path, config) -> dict[str, A
 
 def passes(tables: Tables, gamma_max: int) -> list[float]:
     """What else rounds take than draft steps, by the γ of a static loop, from 1."""
-    own = [stopwatch.static_costs(tables, gamma) for gamma in range(1, gamma_max + 1)]
+    own = [by_loop.static_costs(tables, gamma) for gamma in range(1, gamma_max + 1)]
     return [
         float(table.round_times(gamma)[gamma] - gamma * table.draft)
         for gamma, table in enumerate(own, 1)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from experiments import by_loop
 from experiments.when import synthetic
 from experiments.when.synthetic import Chances
 from specjax.measure import stopwatch
@@ -17,7 +18,6 @@ from specjax.policies.loading import takes
 from specjax.replay import replay
 from specjax.replay.rollouts import Rollouts
 from specjax.support import command_line
-from specjax.tuning import fitting
 
 CHANCES = ("alpha", "between", "within", "autocorrelation", "informativeness", "slope", "offset")
 ORACLE = "oracle"
@@ -78,7 +78,7 @@ def cost_grid(config) -> Iterator[dict[str, Any]]:
 def table(*, c: float, verify: float, narrow: bool, gamma_max: int) -> Tables:
     """v(γ) = 1 + verify · γ; with narrow passes a round pays for the tokens that it drafted."""
     passes = [1 + verify * gamma for gamma in range(gamma_max + 1)]
-    return fitting.by_formula(c, passes, 0.0, range(1, gamma_max + 1) if narrow else ())
+    return by_loop.by_formula(c, passes, 0.0, range(1, gamma_max + 1) if narrow else ())
 
 
 def bound(found: Rollouts, tables: Sequence[Tables], config, draws: int = 1) -> list[Bound]:
@@ -94,7 +94,7 @@ def bound(found: Rollouts, tables: Sequence[Tables], config, draws: int = 1) -> 
 def static_costs(found: Rollouts, costs: Tables) -> dict[int, Costs]:
     """By γ: each in a loop of its own."""
     gammas = range(1, found.gamma_max + 1)
-    return {gamma: stopwatch.static_costs(costs, gamma) for gamma in gammas}
+    return {gamma: by_loop.static_costs(costs, gamma) for gamma in gammas}
 
 
 def compare(

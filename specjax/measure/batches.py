@@ -9,9 +9,11 @@ from jaxtyping import Key
 from specjax import budgets, decoding
 from specjax.defaults import GAMMA, NEW_TOKENS
 from specjax.drafters.base import Drafter
+from specjax.measure.stopwatch import of_positions
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs
 from specjax.sampling import Sampling, as_sampling
+from specjax.speculative import Speculative
 from specjax.types import Text
 
 
@@ -62,6 +64,7 @@ def pass_times(
     ids = decoding.tokenize(target, [text for text in texts if not decoding.is_blank(target, text)])
     if not ids:
         raise ValueError("Nothing to measure: every text is blank.")
+    assert isinstance(method, Speculative)  # of a budget
     return of_positions(
         method, target, ids, batch_size=batch_size, max_new_tokens=max_new_tokens,
         key=jax.random.key(key) if isinstance(key, int) else key, repeats=repeats,

@@ -159,7 +159,7 @@ def _timed_loops(
     """The loops to time, by label: the loop that each belongs to, its draft length and itself.
 
     Loops with fixed drafts run as they are. If there are no others, the longest also drafts single
-    tokens, with the same program: one length for each pass does not tell drafting from verifying.
+    tokens, with the same program: one length of each pass does not separate drafts from passes.
     """
     timed = {}
 
@@ -221,7 +221,8 @@ def costs_of(
     if method.branches:
         return of_tree(method, target, texts, by_nodes=False, **run)
     loops = {static(k): of_length(method, k) for k in sorted({*lengths} or {method.gamma_max})}
-    return together(measure(loops, target, texts, plain=decoding.plain_of(method), **run))
+    found = measure(loops, target, texts, plain=decoding.plain_of(method), **run)
+    return together(found, steady=devices.is_accelerator(target.model))
 
 
 def of_length(method: Any, length: int) -> Speculative:
@@ -229,17 +230,18 @@ def of_length(method: Any, length: int) -> Speculative:
     return dataclasses.replace(method, policy=constant(length), gamma_max=length, widths=())
 
 
-def together(found: Mapping[str, Costs]) -> Costs:
+def together(found: Mapping[str, Costs], steady: bool = False) -> Costs:
     """The table by drafted tokens of loops of a length each; `verify` has all but draft steps.
 
-    Where rounds do not tell drafting from verifying, on an accelerator, a draft step is what a
-    token more costs.
+    Args:
+      steady: whether rounds of a loop all take the same, so that they do not separate draft steps
+        from passes. A draft step is then what a token more costs.
     """
-    timed = _timed(found)
+    timed = static_loops(found)
     lengths = [of.gamma_max for of in timed]
     rounds = [float(of.round_times(of.gamma_max)[-1]) for of in timed]
     draft = float(timed[-1].draft)
-    if not draft and len(timed) > 1:
+    if steady and len(timed) > 1:
         draft = max(0.0, (rounds[-1] - rounds[0]) / (lengths[-1] - lengths[0]))
     verify = [max(of - k * draft, 0.01 * of) for k, of in zip(lengths, rounds, strict=True)]
     first = float(np.nan_to_num(timed[-1].token, nan=verify[0]))
@@ -282,8 +284,8 @@ def of_tree(
     works: list[dict[Hashable, float]] = []
     seconds: list[float] = []
     for size, notes in found.notes.items():
-        call = PLAIN_CALL if size == PLAIN else CALL
-        works += [{call: 1.0, size: done.calls} for done in notes]
+        kind = PLAIN_CALL if size == PLAIN else CALL
+        works += [{kind: 1.0, size: done.calls} for done in notes]
         seconds += np.median(found.decode[size], axis=0).tolist()
     check_clock(seconds)
     took = unit_times(works, seconds)
@@ -318,7 +320,7 @@ def of_positions(
 
     made: dict[str, Method] = {PLAIN: decoding.plain_of(method)}
     made |= {str(size): verifying(max(size - rows, 0), gamma) for size in sizes}
-    made["one token"] = verifying(whole, 1)  # tells drafting from verifying
+    made["one token"] = verifying(whole, 1)  # separates drafting from verifying
     filled = _filled(texts[:batch_size], batch_size)
     longest = min(TIMED_TOKENS, run["max_new_tokens"])
     found = timing.side_by_side(
@@ -342,43 +344,12 @@ def of_positions(
     return Costs(took[DRAFT], times, positions=sizes, token=took[TOKEN] or None)
 
 
-# --- costs by loop: of `POLICIES`, whose passes are shared, of static γ, of policies by name -----
-
-
 def static(gamma: int) -> str:
     """The name of the loop of a static draft length, whose only verify pass has γ + 1 positions."""
     return f"γ={gamma}"
 
 
-def static_costs(found: Mapping[str, Costs], gamma: int) -> Costs:
-    """Costs of the loop of a static γ. The verify pass is interpolated between timed γ.
-
-    Raises:
-      ValueError: a γ below or above all that were timed.
-    """
-    if own := found.get(static(gamma)):
-        return own
-    timed = _timed(found)
-    known = [of.gamma_max for of in timed]
-    if not known[0] <= gamma <= known[-1]:
-        raise ValueError(f"γ={gamma} has no cost: those of {known[0]} … {known[-1]} were timed.")
-    passes = [np.asarray(of.verify + of.rest) for of in timed]
-    first, full = (float(np.interp(gamma, known, [of[at] for of in passes])) for at in (0, -1))
-    return Costs(**timed[0].as_row() | {"verify": [first, *[full] * gamma], "rest": 0.0})
-
-
-def alone(found: Mapping[str, Costs]) -> dict[int, float]:
-    """Costs of a fully drafted round, by static γ, each in its own loop."""
-    return {k: float(static_costs(found, k).round_times(k)[k]) for k in gammas(found)}
-
-
-def gammas(found: Mapping[str, Costs]) -> range:
-    """The range of static γ that `static_costs` covers: from the shortest timed to the longest."""
-    timed = _timed(found)
-    return range(timed[0].gamma_max, timed[-1].gamma_max + 1)
-
-
-def _timed(found: Mapping[str, Costs]) -> list[Costs]:
+def static_loops(found: Mapping[str, Costs]) -> list[Costs]:
     """Costs of the timed static γ, ascending."""
     timed = [of for name, of in found.items() if name == static(of.gamma_max)]
     return sorted(timed, key=lambda of: of.gamma_max)

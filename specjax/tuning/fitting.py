@@ -15,7 +15,7 @@ from jaxtyping import Key
 from specjax import decoding
 from specjax.measure import stopwatch, timing
 from specjax.measure.fit import pruned
-from specjax.measure.stopwatch import POLICIES, TIMED_TEXTS, TIMED_TOKENS, static
+from specjax.measure.stopwatch import TIMED_TEXTS, TIMED_TOKENS
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, parse_with_costs, with_any_costs
 from specjax.policies.base import counts_nodes
@@ -168,28 +168,6 @@ def with_costs(
         passes_kept = pruned(widths, table)
         method = dataclasses.replace(method, gamma_max=gamma, widths=passes_kept)  # type: ignore[arg-type]
     return decoding.with_policy(method, made)
-
-
-def by_formula(
-    c: float, verify: Sequence[float], overhead: float, widths: Sequence[int]
-) -> dict[str, Costs]:
-    """Build costs by the formula γc + v + overhead, in target steps.
-
-    Args:
-      verify: cost of the verify pass, by the 0 … γ_max drafted tokens that it has room for.
-      widths: passes that policies may choose; see `Speculative`.
-    """
-    gamma_max = len(verify) - 1
-    room = [
-        min({w - 1 for w in widths if n < w <= gamma_max} | {gamma_max})
-        for n in range(gamma_max + 1)
-    ]
-    own = {
-        static(gamma): Costs(c, [v] * (gamma + 1), rest=overhead)
-        for gamma, v in enumerate(verify)
-        if gamma
-    }
-    return {POLICIES: Costs(c, [verify[fits] for fits in room], rest=overhead), **own}
 
 
 def words(table: Costs) -> str:

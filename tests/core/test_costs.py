@@ -11,17 +11,18 @@ import pytest
 
 import command_line
 import test_loops
+from experiments import by_loop
 from experiments.adaptive import board, race
 from pairs import TEXTS
 from specjax import decoding, devices, generate, loop, policies
-from specjax.measure import doubts, fit, stopwatch, timing
+from specjax.measure import counting, doubts, fit, stopwatch, timing
 from specjax.measure.counting import Always, Undecided
 from specjax.measure.fit import CALL, PLAIN_CALL, REFUSED, TOKEN
 from specjax.measure.speedup import measure_speedup
 from specjax.policies import Costs
 from specjax.sampling import Sampling
 from specjax.support import command_line as commands
-from specjax.tuning import counting, fitting
+from specjax.tuning import fitting
 from table_models import inputs_of, random_table
 from toy_policies import library
 
@@ -115,7 +116,7 @@ def test_a_policy_of_its_own():
     assert found["policies"].call == close(10)
     assert found["mine"].error < 1e-6
     # It has no place among static γ, which lie between those that were timed.
-    assert stopwatch.gammas(found) == range(3, 8)
+    assert by_loop.gammas(found) == range(3, 8)
 
 
 def refused_calls(counts=(5, 9, 12)):
@@ -155,28 +156,6 @@ def test_a_first_round_that_finds_its_pass_cold():
         assert (table.draft, table.call) == (close(1.0), close(10.0 + cold.get(name, 0.0)))
 
 
-def test_a_policy_of_its_own_beside_refused_calls():
-    """With one pass for all drafts, too: its call is that of the shared loop and its own part."""
-    own = {"γ=3": 8.0, "policies": 10.0, "mine": 13.0}  # of a call
-    took = {("γ=3", k): ROUNDS["γ=3", k] for k in range(4)}
-    took |= {("policies", k): 6.5 + 0.5 * (k > 0) + k for k in range(8)} | {REFUSED: 1.5, CALL: 0.0}
-    took |= {("mine", k): took["policies", k] + 0.25 + 0.5 * k for k in range(8)}
-    works = [
-        {CALL: 1, (name, 0): 1} | ({(name, k): count} if k else {(name, 0): 1 + count})
-        for name, lengths in (("γ=3", (3,)), ("policies", (0, 3, 7)), ("mine", (1, 7)))
-        for count in (0, 4, 8)
-        for k in lengths
-    ]
-    works += [{CALL: 1, ("policies", 0): n, REFUSED: n - 1} for n in (5, 9)]
-    timed = [(w, own[list(w)[1][0]] + sum(n * took[kind] for kind, n in w.items())) for w in works]
-    loops = {"policies": (8,), "γ=3": (4,)}
-    found = fit.fit(loops, timed, passes_of={"mine": "policies"})
-    assert {name: table.call for name, table in found.items()} == {
-        name: close(call) for name, call in own.items()
-    }
-    assert found["mine"].round_times(7).tolist() == close([took["mine", k] for k in range(8)])
-
-
 def test_rounds_that_all_take_the_same():
     """Drafts of one length on an accelerator, where a token's cost is another, are such. What they
     take says nothing of a loop with a pass as wide."""
@@ -188,7 +167,7 @@ def test_rounds_that_all_take_the_same():
     assert found["policies"].draft == close(1.0)
     assert max(found["γ=3"].error, found["γ=3"].drop) < 1e-6
     between = {3: 7.5, 4: 7.9375, 5: 8.375, 6: 8.8125, 7: 9.25}
-    assert stopwatch.alone(found) == close(between)
+    assert by_loop.alone(found) == close(between)
 
 
 @pytest.mark.sweep
@@ -544,8 +523,8 @@ def test_rows_and_static_loops():
     for table in found.values():
         again = Costs(**json.loads(json.dumps(table.as_row())))
         assert jax.tree.all(jax.tree.map(np.array_equal, table, again))
-    assert stopwatch.static_costs(found, 3) is found["γ=3"]
-    between = stopwatch.static_costs(found, 2)
+    assert by_loop.static_costs(found, 3) is found["γ=3"]
+    between = by_loop.static_costs(found, 2)
     assert rounds(between, 2) == [2.1, 2.4, 2.5]
     assert between.call == 3
 
@@ -580,10 +559,10 @@ def test_static_loops_that_nothing_is_known_of():
     """Beyond those that were timed a pass would seem to cost as much as the widest of them."""
     found = {f"γ={g}": Costs(0.1, [1.0] * (g + 1)) for g in (4, 2)}
     found["policies"] = Costs(0.1, [1.0] * 9)
-    assert list(stopwatch.gammas(found)) == [2, 3, 4]
+    assert list(by_loop.gammas(found)) == [2, 3, 4]
     for gamma in (1, 5):
         with pytest.raises(ValueError, match=rf"γ={gamma} has no cost: those of 2 … 4"):
-            stopwatch.static_costs(found, gamma)
+            by_loop.static_costs(found, gamma)
 
 
 @pytest.mark.parametrize(
@@ -597,9 +576,9 @@ def test_static_loops_that_nothing_is_known_of():
 def test_given(said, widths, shared):
     """γc + v + overhead; a policy pays for the smallest pass that holds its draft."""
     assert commands.widths(said.split(","), 3) == widths
-    made = fitting.by_formula(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
+    made = by_loop.by_formula(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
     assert rounds(made["policies"]) == shared
-    full = [stopwatch.static_costs(made, gamma).round_times(gamma)[-1] for gamma in (1, 2, 3)]
+    full = [by_loop.static_costs(made, gamma).round_times(gamma)[-1] for gamma in (1, 2, 3)]
     assert full == close([1.5, 1.8, 2.1])
     with pytest.raises(ValueError, match="--widths=1,x"):
         commands.widths(["1", "x"], 3)

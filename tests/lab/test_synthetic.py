@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import by_loop
 from experiments.when import synthetic
 from experiments.when.synthetic import Chances
 from specjax import formulas
 from specjax.measure import stopwatch
 from specjax.policies import constant, parse
 from specjax.replay import replay
-from specjax.tuning import fitting
 
 KEY = jax.random.key(1)
 MANY = {"outputs": 1024, "tokens": 128, "gamma_max": 1}
@@ -121,7 +121,7 @@ def test_constants_are_the_papers(alpha):
     formula's or as good."""
     c, verify, most = 0.1, 0.05, 8
     passes = [1 + verify * gamma for gamma in range(most + 1)]
-    tables = fitting.by_formula(c, passes, 0.0, ())
+    tables = by_loop.by_formula(c, passes, 0.0, ())
     found = synthetic.rollouts(Chances(alpha), KEY, outputs=32, tokens=1000, gamma_max=most)
     gammas = range(1, most + 1)
     replayed = replay.replay([constant(gamma) for gamma in gammas], found, KEY)
@@ -140,7 +140,7 @@ def test_constants_are_the_papers(alpha):
 def test_the_oracle_bounds_all(verify):
     """And beliefs that are the chances are worth more than beliefs that say nothing."""
     passes = [1 + verify * gamma for gamma in range(7)]
-    tables = fitting.by_formula(0.2, passes, 0.0, range(1, 7))
+    tables = by_loop.by_formula(0.2, passes, 0.0, range(1, 7))
     costs = tables[stopwatch.POLICIES]
     policies = [constant(2), parse("lookahead", costs=costs), parse("goodput", costs=costs)]
     speedups = []
