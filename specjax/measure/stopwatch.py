@@ -95,40 +95,25 @@ def measure(
       say: reports what is compiled and timed.
     """
     longest = longest or max_new_tokens
-    width = width or decoding.common_width([*texts, *untimed])
-    filled, passes_of = _filled(texts, batch_size), passes_of or {}
+    width, passes_of = width or decoding.common_width([*texts, *untimed]), passes_of or {}
     waits = devices.is_accelerator(target.model)
     timed = _timed_loops(loops, passes_of, refusals, waits)
     made: dict[str, Method] = {PLAIN: plain} if plain else {}
     made |= {label: method for label, (_, _, method) in timed.items()}
-    found = timing.side_by_side(
-        made,
-        target,
-        filled * 2,
-        max_new_tokens=max_new_tokens,
-        budgets=[1] * len(filled) + [longest] * len(filled),
-        key=key,
-        repeats=repeats,
-        batch_size=batch_size,
-        turn=turn,
-        width=width,
-        names=names,
-        note=counting.note,
-        until=until,
-        say=say,
-    )
-    half = len(filled) // batch_size
+    run: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "key": key, "repeats": repeats, "turn": turn,
+        "width": width, "names": names, "until": until, "say": say,
+    }  # fmt: skip
+    found = _whole_calls(made, target, texts, longest, batch_size, **run)
     calls = []
-    for label, notes in found.notes.items():
+    for label, done, budget, seconds in found:
         name, length, _ = timed.get(label, (None, 0, None))
-        refusing = label == REFUSING
-        budgets = [1] * half + [longest] * half
-        seconds = np.median(found.decode[label], axis=0)
-        for done, budget, took in zip(notes, budgets, seconds, strict=True):
-            calls.append((_work(name, done.by_length(length), refusing and budget), took))
+        refusing = budget if label == REFUSING else 0
+        calls.append((_work(name, done.by_length(length), refusing), seconds))
     first = [label for label, (name, *_) in timed.items() if name == next(iter(loops))]
     middle = first[(len(first) - refusals) // 2]
-    counted = [done.tokens[:, :batch_size] for done in found.notes[middle][half:]]
+    notes = [done for label, done, *_ in found if label == middle]
+    counted = [done.tokens[:, :batch_size] for done in notes[len(notes) // 2 :]]
     counted = [np.hstack(counted)[:, : len(texts)]]  # without those that fill a batch
     begin = partial(
         timing.start, made[middle], target, untimed, max_new_tokens=max_new_tokens, key=key,
@@ -148,9 +133,33 @@ def measure(
     return fit(widths, calls, *shares, passes_of=passes_of, steady=steady)
 
 
-def _filled(texts: Sequence[Sequence[int]], batch_size: int) -> list[Sequence[int]]:
-    """The texts, repeated to fill whole batches."""
-    return [texts[i % len(texts)] for i in range(-(-len(texts) // batch_size) * batch_size)]
+def _whole_calls(
+    made: Mapping[str, Method],
+    target: Checkpoint,
+    texts: Sequence[Sequence[int]],
+    longest: int,
+    batch_size: int,
+    **run: Any,
+) -> list[tuple[str, counting.Note, int, float]]:
+    """Time calls of one token and of up to `longest` tokens in each loop, in turns.
+
+    The texts are repeated to fill whole batches.
+
+    Returns:
+      for each call its loop, its counts, its budget and its seconds, the median over repeats.
+    """
+    filled = [texts[i % len(texts)] for i in range(-(-len(texts) // batch_size) * batch_size)]
+    budgets = [1] * len(filled) + [longest] * len(filled)
+    found = timing.side_by_side(
+        made, target, filled * 2, budgets=budgets, batch_size=batch_size, note=counting.note, **run
+    )
+    seconds = {label: np.median(took, axis=0).tolist() for label, took in found.decode.items()}
+    check_clock(took for each in seconds.values() for took in each)
+    return [
+        (label, done, budget, took)
+        for label, notes in found.notes.items()
+        for done, budget, took in zip(notes, budgets[::batch_size], seconds[label], strict=True)
+    ]
 
 
 def _timed_loops(
@@ -275,19 +284,13 @@ def of_tree(
         asked = {count: (depth, count) for count in (*ends, nodes)}
     made: dict[str, Any] = {PLAIN: decoding.plain_of(method)}
     made |= {str(n): dataclasses.replace(method, policy=cut(*how)) for n, how in asked.items()}
-    filled = _filled(texts, batch_size)
-    budgets = [1] * len(filled) + [longest] * len(filled)
-    found = timing.side_by_side(
-        made, target, filled * 2, budgets=budgets, batch_size=batch_size, repeats=repeats,
-        note=counting.note, **run,
-    )  # fmt: skip
+    run["repeats"] = repeats
     works: list[dict[Hashable, float]] = []
     seconds: list[float] = []
-    for size, notes in found.notes.items():
+    for size, done, _, took_all in _whole_calls(made, target, texts, longest, batch_size, **run):
         kind = PLAIN_CALL if size == PLAIN else CALL
-        works += [{kind: 1.0, size: done.calls} for done in notes]
-        seconds += np.median(found.decode[size], axis=0).tolist()
-    check_clock(seconds)
+        works.append({kind: 1.0, size: done.calls})
+        seconds.append(took_all)
     took = unit_times(works, seconds)
     sizes, token = sorted(asked), max(took[PLAIN], float(np.finfo(np.float32).tiny))
     rounds = np.array([took[str(min(s for s in sizes if s >= n))] for n in range(sizes[-1] + 1)])
@@ -321,23 +324,17 @@ def of_positions(
     made: dict[str, Method] = {PLAIN: decoding.plain_of(method)}
     made |= {str(size): verifying(max(size - rows, 0), gamma) for size in sizes}
     made["one token"] = verifying(whole, 1)  # separates drafting from verifying
-    filled = _filled(texts[:batch_size], batch_size)
-    longest = min(TIMED_TOKENS, run["max_new_tokens"])
-    found = timing.side_by_side(
-        made, target, filled * 2, budgets=[1] * len(filled) + [longest] * len(filled),
-        batch_size=batch_size, repeats=repeats, note=counting.note, **run,
-    )  # fmt: skip
+    longest, texts = min(TIMED_TOKENS, run["max_new_tokens"]), texts[:batch_size]
+    run["repeats"] = repeats
     works: list[dict[Hashable, float]] = []
     seconds: list[float] = []
-    for name, notes in found.notes.items():
-        for done in notes:
-            work: dict[Hashable, float] = {CALL: 1.0, DRAFT: done.drafted}
-            for positions, count in enumerate(done.rounds or []):
-                size = min(size for size in sizes if size >= positions)
-                work[size] = work.get(size, 0.0) + count
-            works.append({PLAIN_CALL: 1.0, TOKEN: done.calls} if name == PLAIN else work)
-        seconds += np.median(found.decode[name], axis=0).tolist()
-    check_clock(seconds)
+    for name, done, _, took_all in _whole_calls(made, target, texts, longest, batch_size, **run):
+        work: dict[Hashable, float] = {CALL: 1.0, DRAFT: done.drafted}
+        for positions, count in enumerate(done.rounds or []):
+            size = min(size for size in sizes if size >= positions)
+            work[size] = work.get(size, 0.0) + count
+        works.append({PLAIN_CALL: 1.0, TOKEN: done.calls} if name == PLAIN else work)
+        seconds.append(took_all)
     took = unit_times(works, seconds)
     known = [size for size in sizes if took.get(size)]
     times = np.interp(sizes, known, [took[size] for size in known]).tolist()

@@ -42,7 +42,6 @@ DEPTH = 8  # of trees, at most
 MAX_TIMINGS = 2  # of one candidate, if they contradict themselves
 MIN_TOKENS = 32  # of a timed output where time is short
 MAX_SHARE_OF_COSTS = 0.25  # of a candidate's time
-MAX_SHORT_GAMMAS = 4  # of `gammas`, of which the longest is timed
 COST_REPEATS = 3
 
 
@@ -101,12 +100,8 @@ class Trial(Inputs):
 
     def _lengths(self, tree: bool) -> list[int]:
         """The draft lengths to time: few, since each has a loop to compile."""
-        if tree:
-            return sorted({1, *self.nodes})
-        few = sorted({*self.gammas})
-        if self._pace.is_short(1 / self._left):
-            few = few[:MAX_SHORT_GAMMAS]
-        return sorted({few[0], few[len(few) // 2], few[-1]})
+        found = sorted({1, *self.nodes} if tree else {*self.gammas})
+        return sorted({found[0], found[len(found) // 2], found[-1]})
 
     def _costs(self, loaded: Checkpoint | Drafter, lengths: Sequence[int]) -> Costs:
         """Time whole calls with drafts of these lengths on a few inputs."""
@@ -144,8 +139,8 @@ class Trial(Inputs):
         self, loaded: Checkpoint | Drafter, tokens: Mapping[int, float], costs: Costs
     ) -> "Choice":
         """Choose γ. Args: expected tokens per target call, by γ."""
-        rounds = costs.round_times(costs.gamma_max) / costs.token
-        steps = {gamma: float(rounds[gamma]) for gamma in tokens if gamma <= costs.gamma_max}
+        rounds = (costs.round_times(costs.gamma_max) / costs.token).tolist()
+        steps = {gamma: rounds[gamma] for gamma in tokens}
         gamma = max(steps, key=lambda gamma: tokens[gamma] / steps[gamma])
         return Choice(self._method(loaded, gamma), gamma, gamma, steps, tokens[gamma])
 
@@ -221,11 +216,8 @@ class Trial(Inputs):
             doubts.contradictions, chosen.gamma, costs.c, v,
             smaller=candidate.parameters < sum(x.size for x in jax.tree.leaves(self.target.model)),
         )  # fmt: skip
-        tried = tree or max(chosen.steps) == max(self.gammas)
-        few = f"drafts of more than {max(chosen.steps)} tokens were not tried, for lack of minutes"
         found = dataclasses.replace(
             candidate,
-            remarks=candidate.remarks if tried else (*candidate.remarks, few),
             c=costs.c,
             gamma=chosen.gamma,
             tree=text_of(chosen.method.shape) if tree else "",
