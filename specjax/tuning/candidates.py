@@ -43,6 +43,7 @@ MAX_TIMINGS = 2  # of one candidate, if they contradict themselves
 MIN_TOKENS = 32  # of a timed output where time is short
 MAX_SHARE_OF_COSTS = 0.25  # of a candidate's time
 COST_REPEATS = 3
+MAX_SHORT_GAMMAS = 4  # of `gammas`, of which the longest is timed where time is short
 
 
 @dataclasses.dataclass
@@ -99,8 +100,13 @@ class Trial(Inputs):
         )
 
     def _lengths(self, tree: bool) -> list[int]:
-        """The draft lengths to time: few, since each has a loop to compile."""
+        """The draft lengths to time: few, since each has a loop to compile.
+
+        Where time is short it is one. Shorter drafts are interpolated, and longer ones not tried.
+        """
         found = sorted({1, *self.nodes} if tree else {*self.gammas})
+        if not tree and self._pace.is_short(1 / self._left):
+            return found[:MAX_SHORT_GAMMAS][-1:]
         return sorted({found[0], found[len(found) // 2], found[-1]})
 
     def _costs(self, loaded: Checkpoint | Drafter, lengths: Sequence[int]) -> Costs:
@@ -140,7 +146,7 @@ class Trial(Inputs):
     ) -> "Choice":
         """Choose γ. Args: expected tokens per target call, by γ."""
         rounds = (costs.round_times(costs.gamma_max) / costs.token).tolist()
-        steps = {gamma: rounds[gamma] for gamma in tokens}
+        steps = {gamma: rounds[gamma] for gamma in tokens if gamma < len(rounds)}
         gamma = max(steps, key=lambda gamma: tokens[gamma] / steps[gamma])
         return Choice(self._method(loaded, gamma), gamma, gamma, steps, tokens[gamma])
 
@@ -216,8 +222,11 @@ class Trial(Inputs):
             doubts.contradictions, chosen.gamma, costs.c, v,
             smaller=candidate.parameters < sum(x.size for x in jax.tree.leaves(self.target.model)),
         )  # fmt: skip
+        tried = tree or max(chosen.steps) == max(self.gammas)
+        few = f"drafts of more than {max(chosen.steps)} tokens were not tried, for lack of minutes"
         found = dataclasses.replace(
             candidate,
+            remarks=candidate.remarks if tried else (*candidate.remarks, few),
             c=costs.c,
             gamma=chosen.gamma,
             tree=text_of(chosen.method.shape) if tree else "",

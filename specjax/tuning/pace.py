@@ -49,9 +49,9 @@ class Pace:
         """The time of `time.monotonic` at which a share of the seconds will have passed."""
         return time.monotonic() + self.left(share)
 
-    def is_short(self) -> bool:
-        """Whether the time is too short for a draft's thorough measurement."""
-        return THOROUGH_LOOPS * self.compiling > MAX_THOROUGH_SHARE * self.left()
+    def is_short(self, share: float = 1.0) -> bool:
+        """Whether a share of the time is too short for a draft's thorough measurement."""
+        return THOROUGH_LOOPS * self.compiling > MAX_THOROUGH_SHARE * self.left(share)
 
     def first_pass(
         self,

@@ -45,7 +45,7 @@ class Candidate:
     gamma: int = 0  # the best γ, by α and the times of whole rounds; of a tree its depth
     tree: str = ""  # the best tree, as `generate` takes it; empty: a chain
     nodes: int = 0  # drafted tokens of a round: nodes of the tree, or γ
-    v: float = 0.0  # cost of a verify pass over that many `nodes`, in target steps
+    v: float = 0.0  # target steps of a round with that many `nodes`, without its draft steps
     steps: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a round, by γ
     # Expected tokens per target call: along whole outputs, for a tree by the acceptance of each
     # rank, for a drafter that `guesses` by that of each position.
@@ -269,7 +269,7 @@ def why_not(candidate: Candidate) -> str:
         "c": f"the draft is too slow (c = {one.c:.2f}: a draft step takes {one.c:.2f}x as long "
         "as a target step)",
         "v": f"verification is not free (a round of {size} takes {one.round:.2f} target steps "
-        f"beside its draft steps, v = {one.v:.2f})",
+        "beside its draft steps)",
     }
     causes = reasons(one)
     ways = [] if {"length", "later"} & set(causes) or one.tree else _ways_out(one)
