@@ -175,6 +175,9 @@ def _timed_loops(
     def add(name: str, length: int, method: Speculative) -> None:
         timed[f"{name}, {length} drafted"] = name, length, method
 
+    name, longest = max(loops.items(), key=lambda item: item[1].gamma_max)
+    if not waits and longest.gamma_max > 1 and all(loop.policy.fixed for loop in loops.values()):
+        add(name, 1, dataclasses.replace(longest, policy=constant(1)))
     for name, loop in loops.items():
         policy, usual = loop.policy, lengths_of(passes(loop))
         if name in passes_of:
@@ -184,9 +187,6 @@ def _timed_loops(
             continue
         for length in usual:
             add(name, length, dataclasses.replace(loop, policy=Always(jnp.int32(length), policy)))
-    name, longest = max(loops.items(), key=lambda item: item[1].gamma_max)
-    if not waits and longest.gamma_max > 1 and all(loop.policy.fixed for loop in loops.values()):
-        add(name, 1, dataclasses.replace(longest, policy=constant(1)))
     if refusals:
         name, loop = next(iter(loops.items()))
         always = Always(jnp.int32(loop.gamma_max), loop.policy, refuses=True)
