@@ -67,7 +67,6 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
         config.repeats, config.timed_inputs = 3, 8
         config.alpha_inputs = config.batch_size = 32  # one batch
         config.gammas = (5, 10)
-        config.fixed_times = False  # of a call: two programs more for each row
     if full:
         config.tables = ("alpha", "speedup", "lenience", *(() if prose else ("quality",)))
         config.alpha_inputs = 1000

@@ -39,7 +39,7 @@ from .measure.metrics import (
     Alpha as Alpha,
     measure_alpha as measure_alpha,
 )
-from .measure.timing import (
+from .measure.speedup import (
     Comparison as Comparison,
     measure_speedup as measure_speedup,
 )

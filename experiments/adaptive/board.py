@@ -7,9 +7,10 @@ import numpy as np
 
 from experiments.reproduce.pages import Section, number
 from specjax.measure import provenance, report
+from specjax.measure.stopwatch import POLICIES
 from specjax.policies import Costs
 from specjax.support.named import short
-from specjax.tuning.fitting import POLICIES, goodness
+from specjax.tuning.fitting import goodness
 
 Row = dict[str, Any]
 

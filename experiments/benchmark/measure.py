@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import phases
 from experiments.benchmark import forced, models, peers
 from experiments.benchmark.cases import SHAPES, Case, step_bytes
 from specjax import decoding, formulas, loop
 from specjax.autoregressive import Autoregressive
 from specjax.loop import Method
-from specjax.measure import phases, timing
+from specjax.measure import timing
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison, quartiles
 from specjax.models.checkpoint import Checkpoint
 from specjax.results import summarize

@@ -29,7 +29,7 @@ from experiments.reproduce.study import Study, identity, open_results
 from specjax import decoding, policies
 from specjax.measure import batches, provenance, report, timing
 from specjax.measure.timing import PLAIN
-from specjax.policies import Costs, PassTimes, Policy
+from specjax.policies import Costs, Policy
 from specjax.replay.batches import Oracle, serve
 from specjax.replay.rollouts import Rollouts
 from specjax.sampling import row_keys
@@ -105,7 +105,7 @@ def fill(on: Study) -> list[Row]:
     return command.fill(on.results, cells, measured, lambda: identity(on), complete)
 
 
-def times_of(on: Study, trace: Trace, *, temperature: float, times: str, batch: int) -> PassTimes:
+def times_of(on: Study, trace: Trace, *, temperature: float, times: str, batch: int) -> Costs:
     """Times of a batch's passes, in seconds or in target steps."""
     gamma = on.config.gamma_max
     # Those of each static γ, and between no draft and one token in each row.
@@ -126,11 +126,11 @@ def times_of(on: Study, trace: Trace, *, temperature: float, times: str, batch: 
         )
     knee = int(times.removeprefix("knee "))
     passes = [max(1.0, size / knee) for size in sizes]
-    return PassTimes(sizes, passes, draft=on.config.accelerator_c * passes[0])
+    return Costs(on.config.accelerator_c * passes[0], passes, positions=sizes)
 
 
 def measure(
-    on: Study, trace: Trace, times: PassTimes, *, temperature: float, batch: int, kind: str
+    on: Study, trace: Trace, times: Costs, *, temperature: float, batch: int, kind: str
 ) -> Iterator[Row]:
     """Rows of all methods in one cell, the oracle's last."""
     config, replayed = on.config, functools.partial(rate, trace, times, batch=batch)
@@ -163,25 +163,25 @@ def measure(
             "accepted": float(found.accepted / jnp.maximum(found.drafted, 1)),
             "draws": config.draws,
             "outputs": len(trace.texts) // 2,
-            "sizes": list(times.sizes),
-            "passes": np.asarray(times.passes).tolist(),
+            "sizes": list(times.positions),
+            "passes": np.asarray(times.verify).tolist(),
             "draft_time": float(times.draft),
-            "rest_time": float(times.rest),
+            "rest_time": float(times.rest[0]),
             **({"clock": clock[name]} if name in clock else {}),
         }
 
 
-def rate(trace: Trace, times: PassTimes, policy: Policy, *, batch: int, half: int, draw: int):
+def rate(trace: Trace, times: Costs, policy: Policy, *, batch: int, half: int, draw: int):
     """Replay one method over half of the outputs."""
     found, keys = trace.draw(half, draw)
     return serve(policy, found, times, keys, rows=batch)
 
 
-def choose(config: Any, replayed: Any, times: PassTimes, batch: int) -> dict[str, Any]:
+def choose(config: Any, replayed: Any, times: Costs, batch: int) -> dict[str, Any]:
     """The best static γ and the best settings of policies, on the first half of the outputs."""
     tried: dict[str, dict[Any, Any]] = {
         STATIC: {g: static(g) for g in config.static},
-        "fixed": {n: policies.fixed(n) for n in (size - batch for size in times.sizes)},
+        "fixed": {n: policies.fixed(n) for n in (size - batch for size in times.positions)},
         "threshold": {t: policies.threshold(t) for t in config.thresholds},
         EARLY: {prior: policies.early_stop(times, prior) for prior in config.priors},
     }
@@ -191,17 +191,10 @@ def choose(config: Any, replayed: Any, times: PassTimes, batch: int) -> dict[str
     }
 
 
-def make(config: Any, times: PassTimes, batch: int, name: str, chosen: Mapping[str, Any]) -> Any:
+def make(config: Any, times: Costs, batch: int, name: str, chosen: Mapping[str, Any]) -> Any:
     """The policy of a method."""
     if name == "together":
-        counts = jnp.arange(1, config.gamma_max + 2, dtype=jnp.int32) * batch
-        costs = Costs.measured(
-            draft=times.draft,
-            verify=times.exact(counts, 1) - times.draft - times.rest,
-            rest=times.rest,
-            token=times.token,
-        )
-        return policies.together(costs)
+        return policies.together(times.of_rows(batch, config.gamma_max))
     made = {
         PLAIN: lambda: static(0),
         STATIC: lambda: static(chosen[STATIC]),
@@ -234,7 +227,7 @@ def table(rows: Sequence[Row], temperature: float, times: str, batch: int) -> di
 
 
 def by_clock(
-    on: Study, trace: Trace, ways: Mapping[str, Any], times: PassTimes, temperature: float,
+    on: Study, trace: Trace, ways: Mapping[str, Any], times: Costs, temperature: float,
     batch: int,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Tokens per second of some methods that decode the same inputs in turns, and of replay."""
@@ -249,7 +242,7 @@ def by_clock(
         PLAIN: how(None),
         STATIC: how(draft, gamma=max(gamma, 1)),
         "together": how(draft, gamma=config.gamma_max, policy=ways["together"]),
-        EARLY: how(draft, gamma=config.gamma_max, policy=ways[EARLY], passes=times.sizes),
+        EARLY: how(draft, gamma=config.gamma_max, policy=ways[EARLY], passes=times.positions),
     }
     key = jax.random.key(config.seed)
     found = timing.side_by_side(

@@ -47,7 +47,7 @@ from specjax.cli import defaults
 from specjax.drafters.learning import is_free
 from specjax.drafters.switch import switch
 from specjax.loop import Method
-from specjax.measure import doubts, phases, provenance, report, timing
+from specjax.measure import doubts, provenance, report, stopwatch
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
 from specjax.policies.loading import parse_with_costs, takes
@@ -150,7 +150,7 @@ class Bench:
         at: dict[str, Any] = {"temperature": temperature, "batch": batch}
         for name, draft in self.drafts.items():
             if not any({**at, "draft": name}.items() <= row.items() for row in self.costs.done):
-                command_line.say(f"timing the phases of a round with {name}, batch {batch}")
+                command_line.say(f"timing calls with {name}, batch {batch}")
                 found = self._timed(draft, **at).as_row()
                 self.costs.append({**at, "draft": name, "costs": found, **self.identity()})
         return {
@@ -160,20 +160,17 @@ class Bench:
         }
 
     def _timed(self, draft: Any, temperature: float, batch: int) -> Costs:
-        """Time the phases of rounds on prompts of medium length."""
+        """Time whole calls on prompts of medium length."""
         gammas, tokens = self.config.gammas, self.config.max_new_tokens
         method = decoding.build(
             self.target, draft, gamma=max(gammas), sampling=Sampling(temperature)
         )
         middle = sorted(self.asked, key=lambda one: len(one.ids))[len(self.asked) // 2]
         width = groups.width_of(len(middle.ids), self.widths)
-        ids, key = [middle.ids] * batch, jax.random.key(self.config.seed)
-        context, state = timing.start(
-            method, self.target, ids, range(batch), tokens, key, rows=batch, width=width
-        )
-        lengths = sorted({1, *gammas})
-        take = phases.stopwatch(method, context, state, lengths, lengths)
-        return phases.medians([take() for _ in range(9)])
+        return stopwatch.costs_of(
+            method, self.target, [middle.ids], sorted({1, *gammas}), max_new_tokens=tokens,
+            key=jax.random.key(self.config.seed), batch_size=batch, width=width,
+        )  # fmt: skip
 
     def ways(self, temperature: float, costs: Mapping[str, Costs]) -> dict[str, Way]:
         """All methods by name: plain decoding, and of each draft every γ and policy."""

@@ -42,7 +42,8 @@ from specjax import checkpoints, decoding, drafters
 from specjax.cli import defaults
 from specjax.cli.inputs import read_texts
 from specjax.loop import Method
-from specjax.measure import doubts, phases
+from specjax.measure import doubts
+from specjax.measure.compiling import at_once
 from specjax.sampling import Sampling
 from specjax.support import command_line, memory_maps
 from specjax.support.named import short
@@ -123,7 +124,7 @@ def run(
     }
     command_line.say("compiling plain and speculative decoding, and a round of each")
     with memory_maps.kept(methods=4):  # both loops, and their rounds
-        phases.at_once(partial(recording.compile_, **options), methods.values())
+        at_once(partial(recording.compile_, **options), methods.values())
         sides = []
         for name, method in methods.items():
             command_line.say(f"timing {name} decoding of {len(sources)} inputs")

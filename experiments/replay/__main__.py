@@ -36,17 +36,16 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import command
+from experiments import by_loop, command
 from experiments.replay.evaluation import evaluate
 from experiments.reproduce.pages import Section
-from specjax.measure import doubts, formats, provenance, report
+from specjax.measure import doubts, formats, provenance, report, stopwatch
 from specjax.policies import Costs
 from specjax.policies.loading import parse_with_costs
 from specjax.replay import counts, rollouts
 from specjax.replay.rollouts import Rollouts
 from specjax.support import command_line, files, named
 from specjax.support.named import short
-from specjax.tuning import fitting
 
 
 def main(_) -> None:
@@ -66,7 +65,7 @@ def main(_) -> None:
     known = {name: Costs(**table) for name, table in row["costs"].items()}
     if args.c is not None:
         known = given(args, found.gamma_max)
-    table = known[fitting.POLICIES]
+    table = known[stopwatch.POLICIES]
     if wrong := doubts.poor_fit("this trace", table):
         remark = (
             f"{remark} {wrong} Speedups by them are noise: record it again, or give --c.".strip()
@@ -134,7 +133,7 @@ def given(args, gamma_max: int) -> dict[str, Costs]:
             f"--verify={','.join(args.verify)}: give one number, or {gamma_max + 1} of them."
         )
     widths = command_line.widths(args.widths, gamma_max)
-    return fitting.by_formula(
+    return by_loop.by_formula(
         args.c, np.resize(verify, gamma_max + 1).tolist(), args.overhead, widths
     )
 

@@ -8,11 +8,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
+from experiments import by_loop
+from specjax.measure import stopwatch
 from specjax.policies import Costs, Policy, constant
 from specjax.replay import replay
 from specjax.replay.replay import Score
 from specjax.replay.rollouts import Rollouts
-from specjax.tuning import fitting
 
 CARRIED = ", carried over"
 
@@ -34,13 +35,13 @@ def evaluate(
         of the loop that they share.
       carry: and one for each policy that carries over what it learned, CARRIED behind its name.
     """
-    table, gammas = known[fitting.POLICIES], fitting.gammas(known)
-    own = [fitting.static_costs(known, gamma) for gamma in gammas]
+    table, gammas = known[stopwatch.POLICIES], by_loop.gammas(known)
+    own = [by_loop.static_costs(known, gamma) for gamma in gammas]
     decoded = {
         name: replay.as_decoded(policy, found, known.get(name, table))
         for name, policy in chosen.items()
     }
-    everyone: dict[str, Policy] = {fitting.static(gamma): constant(gamma) for gamma in gammas}
+    everyone: dict[str, Policy] = {stopwatch.static(gamma): constant(gamma) for gamma in gammas}
     everyone |= {name: policy for name, (policy, _) in decoded.items()}
     replayed = replay.replay(list(everyone.values()), found, key, draws=draws)
     if carrying := {name: policy for name, policy in chosen.items() if carry and policy.carries}:

@@ -12,7 +12,9 @@ from experiments.reproduce.study import Study
 from specjax import decoding, formulas
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import parameters
-from specjax.measure import doubts, metrics, phases, provenance, report, timing
+from specjax.measure import doubts, metrics, provenance, report, stopwatch, timing
+from specjax.measure.speedup import compare
+from specjax.measure.stopwatch import TIMED_TEXTS
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.policies import Costs
 from specjax.results import summarize
@@ -36,29 +38,22 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     alpha = known["alpha"]
     texts = timed_texts(on)
     longest = method(on, draft, temperature, max(config.gammas))
-    contexts, state = start(on, longest, texts)
-    gammas = ", ".join(map(str, config.gammas))
-    command_line.say(f"compiling a step of both models, and the verify passes of γ = {gammas}")
-    programs: phases.Programs = {}
-    costs = phases.measure(longest, contexts, state, config.gammas, programs=programs)
+    lengths = sorted(config.gammas)
+    run: dict[str, Any] = {
+        "max_new_tokens": config.max_new_tokens,
+        "key": jax.random.key(config.seed),
+        "repeats": config.repeats,
+        "names": (config.target, draft),
+        "say": command_line.say,
+    }
+    some = [lengths[0], lengths[len(lengths) // 2], lengths[-1]]
+    costs = stopwatch.costs_of(longest, on.target, texts[:TIMED_TEXTS], some, **run)
     tokens = {gamma: formulas.expected_tokens(alpha, gamma) for gamma in config.gammas}
     if config.gamma_by_position:
         tokens = tokens_by_position(on, draft, temperature)
     best_gamma = max(tokens, key=lambda g: tokens[g] / (g * costs.c + costs.v(g)))
     gamma = processes.firsts(best_gamma)  # each process has timings of its own
-    length = known["tokens"] / known["outputs"]
-    found = timing.compare(
-        method(on, draft, temperature, gamma),
-        on.target,
-        texts,
-        typical=(length, length / tokens[gamma]) if config.get("fixed_times", True) else None,
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        repeats=config.repeats,
-        names=(config.target, draft),
-        programs=programs,
-        say=command_line.say,
-    )
+    found = compare(method(on, draft, temperature, gamma), on.target, texts, **run)
     whole = sum(leaf.size for leaf in jax.tree.leaves(on.target.model))
     return {
         "gamma": gamma,
@@ -134,14 +129,14 @@ def cost(
     """Costs of plain decoding and of the loops, at batch 1, on the inputs that are timed.
 
     Args:
-      loops: `fitting.POLICIES`, and those of static γ by `fitting.static`.
+      loops: `stopwatch.POLICIES`, and those of static γ by `stopwatch.static`.
       inputs: the first so many of them; None: all.
       turn: calls of a turn, as in `timing.in_turns`.
       alpha_inputs: over which α is measured; those beyond the first `inputs` are not timed.
-      passes_of, refusals: as in `fitting.measure`.
+      passes_of, refusals: as in `stopwatch.measure`.
     """
     timed = timed_texts(on)[:inputs]
-    return fitting.measure(
+    return stopwatch.measure(
         loops,
         on.target,
         timed,

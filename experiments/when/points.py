@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from experiments import by_loop
 from experiments.reproduce.pages import Section
 from experiments.when import sweep, synthetic
 from experiments.when.sweep import ORACLE, Tables
 from experiments.when.synthetic import Chances
-from specjax.measure import report
+from specjax.measure import report, stopwatch
 from specjax.measure.provenance import Results
 from specjax.policies import Costs
 from specjax.replay import rollouts
 from specjax.replay.rollouts import Rollouts
 from specjax.support import files
 from specjax.support.named import short
-from specjax.tuning import fitting
 
 TRACES = "traces"  # what these rows have for a sweep
 
@@ -98,7 +98,7 @@ def measure(trace: Mapping[str, Any], file: pathlib.Path, config) -> dict[str, A
 
 def passes(tables: Tables, gamma_max: int) -> list[float]:
     """What else rounds take than draft steps, by the γ of a static loop, from 1."""
-    own = [fitting.static_costs(tables, gamma) for gamma in range(1, gamma_max + 1)]
+    own = [by_loop.static_costs(tables, gamma) for gamma in range(1, gamma_max + 1)]
     return [
         float(table.round_times(gamma)[gamma] - gamma * table.draft)
         for gamma, table in enumerate(own, 1)
@@ -107,9 +107,9 @@ def passes(tables: Tables, gamma_max: int) -> list[float]:
 
 def narrow(tables: Tables, gamma_max: int) -> dict[str, Costs]:
     """The same, were policies' passes as narrow as drafts, and one without a draft a plain step."""
-    shared = tables[fitting.POLICIES].as_row()
+    shared = tables[stopwatch.POLICIES].as_row()
     shared |= {"verify": [shared["token"], *passes(tables, gamma_max)], "rest": 0.0}
-    return {**tables, fitting.POLICIES: Costs(**shared)}
+    return {**tables, stopwatch.POLICIES: Costs(**shared)}
 
 
 def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
@@ -120,7 +120,7 @@ def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
 def cost_columns(tables: Tables, gamma_max: int) -> dict[str, float]:
     """c, and the line first + verify·(γ − 1) through what else rounds of each static γ take, in
     target steps."""
-    shared = tables[fitting.POLICIES]
+    shared = tables[stopwatch.POLICIES]
     rest = np.array(passes(tables, gamma_max)) / float(shared.token)
     verify, first = np.polyfit(np.arange(gamma_max), rest, 1) if gamma_max > 1 else (0.0, rest[0])
     return {"c": shared.c, "first": float(first), "verify": float(verify)}

@@ -8,15 +8,16 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from experiments import by_loop
 from experiments.when import synthetic
 from experiments.when.synthetic import Chances
+from specjax.measure import stopwatch
 from specjax.measure.provenance import Results
 from specjax.policies import Costs, Policy, constant, parse
 from specjax.policies.loading import takes
 from specjax.replay import replay
 from specjax.replay.rollouts import Rollouts
 from specjax.support import command_line
-from specjax.tuning import fitting
 
 CHANCES = ("alpha", "between", "within", "autocorrelation", "informativeness", "slope", "offset")
 ORACLE = "oracle"
@@ -77,14 +78,14 @@ def cost_grid(config) -> Iterator[dict[str, Any]]:
 def table(*, c: float, verify: float, narrow: bool, gamma_max: int) -> Tables:
     """v(γ) = 1 + verify · γ; with narrow passes a round pays for the tokens that it drafted."""
     passes = [1 + verify * gamma for gamma in range(gamma_max + 1)]
-    return fitting.by_formula(c, passes, 0.0, range(1, gamma_max + 1) if narrow else ())
+    return by_loop.by_formula(c, passes, 0.0, range(1, gamma_max + 1) if narrow else ())
 
 
 def bound(found: Rollouts, tables: Sequence[Tables], config, draws: int = 1) -> list[Bound]:
     """For each table of costs: what plain decoding and the oracle take."""
     key, bounds = jax.random.key(config.seed), []
     for costs in tables:
-        loops = [costs[fitting.POLICIES], *static_costs(found, costs).values()]
+        loops = [costs[stopwatch.POLICIES], *static_costs(found, costs).values()]
         plain, ways = replay.oracle_ways(found, key, loops, draws=draws)
         bounds.append((plain * draws, ways[..., 0].sum(axis=0)))
     return bounds
@@ -93,7 +94,7 @@ def bound(found: Rollouts, tables: Sequence[Tables], config, draws: int = 1) -> 
 def static_costs(found: Rollouts, costs: Tables) -> dict[int, Costs]:
     """By γ: each in a loop of its own."""
     gammas = range(1, found.gamma_max + 1)
-    return {gamma: fitting.static_costs(costs, gamma) for gamma in gammas}
+    return {gamma: by_loop.static_costs(costs, gamma) for gamma in gammas}
 
 
 def compare(
@@ -108,7 +109,7 @@ def compare(
     where: list[dict[str, int]] = [{} for _ in tables]
     for name, settings in config.policies.to_dict().items():
         for at, costs in zip(where, tables, strict=True):
-            with_costs = {"costs": costs[fitting.POLICIES]} if takes(name, "costs") else {}
+            with_costs = {"costs": costs[stopwatch.POLICIES]} if takes(name, "costs") else {}
             if with_costs or at is where[0]:  # without costs it does the same at all
                 made.append(parse(name, **settings, **with_costs))
             at[name] = len(made) - 1
@@ -120,7 +121,7 @@ def compare(
     rows = []
     for costs, at, (plain, oracle) in zip(tables, where, bounds, strict=True):
         static = {g: took(g - 1, table) for g, table in static_costs(found, costs).items()}
-        policies = {name: took(i, costs[fitting.POLICIES]) for name, i in at.items()}
+        policies = {name: took(i, costs[stopwatch.POLICIES]) for name, i in at.items()}
         rows.append(judge({0: plain, **static}, policies, oracle, config))
     return rows
 

@@ -35,7 +35,8 @@ from specjax.models import meshes
 from specjax.models.memory import gigabytes, memory_free
 from specjax.support import command_line, named, runs
 from specjax.support.named import short
-from specjax.tuning.candidates import Trial, check_numbers
+from specjax.tuning.candidates import Trial
+from specjax.tuning.inputs import check_numbers
 from specjax.tuning.members import smaller_members
 from specjax.tuning.pace import check_minutes
 from specjax.tuning.recommendation import PLAIN, Candidate, recommend
@@ -159,8 +160,8 @@ def show(candidates: list[Candidate], config, words: str) -> None:
     report.show(console, COLUMNS, rows, title)
     console.print(
         "α: chance that a drafted token is accepted. agree: how often both models find the same "
-        "token likeliest. γ: of a tree its depth. c, v: a draft step and a verify pass in target "
-        "steps. τ: tokens for each call of the target. predicted, loop: speedup over plain "
+        "token likeliest. γ: of a tree its depth. c, v: a draft step and the rest of a round in "
+        "target steps. τ: tokens for each call of the target. predicted, loop: speedup over plain "
         "decoding without prefill; total: with it. Every other timed input chooses among the "
         "drafts; loop and total are of the rest. memory: both models and their caches at batch "
         f"{config.batch_size}. –: of plain decoding, which drafts nothing, or not measured.\n",

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from specjax import checkpoints, decoding, rules
 from specjax.loop import Method
-from specjax.measure import report, timing
+from specjax.measure import report, speedup, timing
 from specjax.results import acceptance_rates, summarize
 
 
@@ -58,7 +58,7 @@ def compare(method: Method, target: checkpoints.Checkpoint, texts, config) -> ti
     """Compare both methods on all inputs that are not blank, one output each."""
     kept = [text for text in texts if not decoding.is_blank(target, text)]
     sources = decoding.tokenize(target, kept, config.max_source_len or None)
-    return timing.compare(
+    return speedup.compare(
         method,
         target,
         sources,
@@ -96,14 +96,14 @@ def show(method: Method, found: timing.Comparison, file: TextIO) -> None:
     ]
     columns: list[report.Column] = [(title, itemgetter(title)) for title in titles]
     expected = "lost in noise" if found.predicted is None else f"{found.predicted:.2f}"
-    phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.phases.items())
+    shares = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.phases.items())
     console = Console(file=file, width=None if file.isatty() else 140, highlight=False)
     report.show(console, columns, rows, "Both methods")
     for line in (
         by_position(np.array(counts[1].accepted_lengths), np.array(counts[1].tested)),
         f"Speedup {found.speedup:.2f}, with prefill {found.speedup_end_to_end:.2f}; expected of "
         f"c = {costs.c:.3f}{of[0]} and v = {costs.v(gamma):.2f}{of[1]}: {expected}.",
-        f"Speculative phases, estimated: {phases}.",
+        f"The speculative loop, estimated: {shares}.",
         likeness(method, found),
     ):
         console.print(line, soft_wrap=True)

@@ -30,7 +30,7 @@ from specjax.doctor.verdicts import Finding
 from specjax.drafters.base import ByModel, Drafter
 from specjax.drafters.observing import guesses
 from specjax.loop import Method
-from specjax.measure import doubts, metrics, phases
+from specjax.measure import doubts, metrics, stopwatch
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.memory import dtype_of, memory_free
@@ -49,8 +49,8 @@ DRAW_BATCH = 64
 LAW_TOKENS = 4  # tokens of each draw, so that rounds draft beyond the tested tokens
 TESTED = 30  # rounds needed for a rate by position
 MAX_TOKENS = 64  # tokens of an output, at most
-REPEATS = 5  # timings of each phase
-AGAIN = 15  # timings of each phase, if the first ones contradict themselves
+REPEATS = 3  # timings of each call
+AGAIN = 9  # timings of each call, if the first ones contradict themselves
 ROLES = ("target", "draft")
 TEXTS = (
     "The house is wonderful.",
@@ -436,23 +436,16 @@ def acceptance(case: Case) -> Finding:
 def speed(case: Case) -> Finding:
     """Measure c and v(γ), at batch 1 on the longest text."""
     plan, method = case.plan, case.speculative(case.plan.sampling)
-    contexts, state = decoding.prepare(
-        method,
-        case.target,
-        [max(case.sources, key=len)],
-        [(0, 0)],
-        max_new_tokens=plan.budget,
-        key=plan.randomness,
-        rows=1,
-    )
-    gamma = method.gamma_max
+    gamma, longest = method.gamma_max, [max(case.sources, key=len)]
+    run: dict[str, Any] = {"max_new_tokens": plan.budget, "key": plan.randomness}
     smaller = drafters.parameters(case.draft, case.target) < sum(
         leaf.size for leaf in jax.tree.leaves(case.target.model)
     )
     for repeats in (REPEATS, AGAIN):
-        case.costs = phases.measure(method, contexts, state, [1, gamma], [gamma], repeats=repeats)
-        costs = case.costs.c, case.costs.v(gamma), case.costs.overhead(gamma)
-        wrong = doubts.contradictions(gamma, *costs, smaller=smaller)
+        case.costs = stopwatch.costs_of(
+            method, case.target, longest, [1, gamma], repeats=repeats, **run
+        )
+        wrong = doubts.contradictions(gamma, case.costs.c, case.costs.v(gamma), smaller=smaller)
         if not wrong:
             break
     case.doubts = verdicts.doubtful(wrong, doubts.busy([doubts.load_average()]))
@@ -460,7 +453,7 @@ def speed(case: Case) -> Finding:
 
 
 def speedup(case: Case) -> Finding:
-    """Predict τ / (γc + v + overhead), and the best γ up to the plan's.
+    """Predict τ / (γc + v), and the best γ up to the plan's.
 
     The best γ follows from α, or from the rates of each position for a drafter that `guesses`.
     """
@@ -469,16 +462,15 @@ def speedup(case: Case) -> Finding:
     method, costs = case.speculative(case.plan.sampling), case.costs
     gamma, counts = method.gamma_max, Result(case.rows).summary
     levels = counts.levels / max(counts.iterations, 1)
-    overhead = max(0.0, costs.overhead(gamma))  # below 0 it is noise
     expected = formulas.walltime_speedup_from_tau(
-        counts.tokens_per_iteration, levels, costs.c, costs.v(gamma), overhead
+        counts.tokens_per_iteration, levels, costs.c, costs.v(gamma), 0.0
     )
     if method.branches:
         return verdicts.speedup(float(expected), gamma, gamma, _size(method))
     # v is interpolated between 1 and γ: two verify passes are enough to compile.
     v = np.interp(range(gamma + 1), [0, 1, gamma], [1.0, costs.v(1), costs.v(gamma)])
     by_position = guesses(method.drafter)
-    best = best_gamma(case.alpha, case.rows, costs.c, v + overhead, by_position)
+    best = best_gamma(case.alpha, case.rows, costs.c, v, by_position)
     return verdicts.speedup(float(expected), gamma, best, _size(method))
 
 

@@ -274,7 +274,7 @@ def speed(costs: Costs, gamma: int, size: str, doubts: str = "") -> Finding:
             "The draft is too slow to help, however accurate it is: take one with fewer layers (at "
             "most a tenth of the target's step time), or a larger target."
         )
-    seen = f"c {costs.c:.3f}, v({size}) {costs.v(gamma):.2f}, overhead {costs.overhead(gamma):.2f}"
+    seen = f"c {costs.c:.3f}, v({size}) {costs.v(gamma):.2f}"
     return warn_if("speed", f"{seen}; a target step is {1e3 * float(costs.token):.3g} ms", way_out)
 
 

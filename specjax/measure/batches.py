@@ -1,19 +1,19 @@
 """Times of a batch's rounds by the positions of the target's call, for `early_stop`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 from jax import Array
 from jaxtyping import Key
 
 from specjax import decoding
-from specjax.batching import bucket
 from specjax.defaults import GAMMA, NEW_TOKENS
 from specjax.drafters.base import Drafter
-from specjax.measure import phases, timing
+from specjax.measure.stopwatch import of_positions
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import PassTimes, fixed
+from specjax.policies import Costs, fixed
 from specjax.sampling import Sampling, as_sampling
+from specjax.speculative import Speculative
 from specjax.types import Text
 
 
@@ -39,52 +39,25 @@ def pass_times(
     sizes: Sequence[int] = (),
     max_new_tokens: int = NEW_TOKENS,
     key: Key[Array, ""] | int = 0,
-    repeats: int = 9,
-) -> PassTimes:
+    repeats: int = 3,
+) -> Costs:
     """Measure the times that `specjax.policies.early_stop` weighs, in seconds.
 
         from specjax.measure.batches import pass_times
 
         times = pass_times(target, draft, texts, batch_size=16)
         specjax.generate(target, draft, texts, batch_size=16,
-                         policy=specjax.policies.early_stop(times), passes=times.sizes)
+                         policy=specjax.policies.early_stop(times), passes=times.positions)
 
     Args:
       texts: inputs of typical length; the batch repeats them if they are few.
       sizes: positions of all rows together; default `default_sizes`.
-      repeats: timings of each pass, of which the median counts.
+      repeats: timings of each call, of which the median counts.
 
     Raises:
       ValueError: see `generate`.
     """
     sizes = tuple(sizes) or default_sizes(batch_size, gamma)
-    take = stopwatch(
-        target, draft, texts, gamma=gamma, rounds=(gamma,), sampling=sampling,
-        batch_size=batch_size, sizes=sizes, max_new_tokens=max_new_tokens, key=key,
-    )  # fmt: skip
-    return phases.pass_times([take() for _ in range(repeats)], bucket(batch_size))
-
-
-def stopwatch(
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | str,
-    texts: Sequence[Text],
-    *,
-    gamma: int,
-    gammas: Sequence[int] = (),
-    rounds: Sequence[int] = (),
-    sampling: Sampling | None = None,
-    batch_size: int,
-    sizes: Sequence[int],
-    max_new_tokens: int,
-    key: Key[Array, ""] | int = 0,
-) -> Callable[[], phases.Sample]:
-    """Compile phases of a batch's rounds; see `phases.stopwatch`, and `pass_times` for the rest.
-
-    Args:
-      gammas: draft lengths whose passes over all positions are timed too.
-      rounds: draft lengths at which whole rounds are timed.
-    """
     # A policy that verifies all, so that the time of `allocate` is part of a round.
     method = decoding.build(
         target, draft, gamma=gamma, sampling=as_sampling(sampling),
@@ -93,10 +66,8 @@ def stopwatch(
     ids = decoding.tokenize(target, [text for text in texts if not decoding.is_blank(target, text)])
     if not ids:
         raise ValueError("Nothing to measure: every text is blank.")
-    batch = [ids[i % len(ids)] for i in range(batch_size)]
-    random = jax.random.key(key) if isinstance(key, int) else key
-    context, state = timing.start(
-        method, target, batch, range(batch_size), max_new_tokens, random, rows=batch_size
-    )
-    packed = [size for size in sizes if size < len(state.done) * (gamma + 1)]
-    return phases.stopwatch(method, context, state, gammas, rounds, sizes=packed)
+    assert isinstance(method, Speculative)  # of a budget
+    return of_positions(
+        method, target, ids, batch_size=batch_size, max_new_tokens=max_new_tokens,
+        key=jax.random.key(key) if isinstance(key, int) else key, repeats=repeats,
+    )  # fmt: skip

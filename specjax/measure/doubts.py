@@ -26,7 +26,7 @@ def contradictions(
     gamma: int,
     c: float,
     v: float,
-    overhead: float,
+    overhead: float = 0.0,
     *,
     smaller: bool = False,
     measured: float | None = None,
@@ -52,7 +52,7 @@ def contradictions(
         found.append(f"overhead {overhead:.2f}: a round takes less than its own phases")
     if measured and predicted and abs(math.log(measured / predicted)) > math.log(MAX_RATIO):
         found.append(
-            f"a speedup of {measured:.2f}, where the times of the phases give {predicted:.2f}"
+            f"a speedup of {measured:.2f}, where the times of its rounds give {predicted:.2f}"
         )
     return tuple(found)
 

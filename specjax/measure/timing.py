@@ -13,25 +13,16 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Key
 
-from specjax import decoding, drafters, loop
-from specjax.autoregressive import Autoregressive
+from specjax import decoding, loop
 from specjax.batching import bucket
-from specjax.defaults import NEW_TOKENS
-from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import phases
+from specjax.measure.compiling import at_once, compile_at_once
 from specjax.measure.prefills import Begun
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Costs, Policy
+from specjax.policies import Costs
 from specjax.results import Row
-from specjax.rules import AcceptanceRule
-from specjax.sampling import Sampling, as_sampling, key_for
 from specjax.state import State
 from specjax.support import memory_maps
-from specjax.support.ranges import whole
-from specjax.support.renamed import refuses
-from specjax.trees import Shape
-from specjax.types import Text
 
 PLAIN, SPECULATIVE = "plain decoding", "speculative"
 
@@ -68,7 +59,7 @@ class Comparison:
     notes: Mapping[str, list[Any]]
     """Notes of the last repeat, by batch."""
     _costs: Costs | None = None
-    """`costs`, where the phases were timed."""
+    """`costs`, where they were measured."""
 
     def outputs(self, name: str = SPECULATIVE) -> list[Row]:
         """Rows of all batches, in the order of the inputs."""
@@ -105,9 +96,9 @@ class Comparison:
 
     @property
     def costs(self) -> Costs:
-        """Costs of the speculative loop, whose phases `compare` times: c, v(γ), overhead."""
+        """Costs of rounds of the speculative loop, as `compare` measures them: c and v(γ)."""
         if self._costs is None:
-            raise ValueError("No phases were timed beside these methods: `compare` does it.")
+            raise ValueError("No costs were measured beside these methods: `compare` does it.")
         return self._costs
 
     @property
@@ -117,16 +108,13 @@ class Comparison:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds of the speculative loop over all batches, by phase.
+        """Seconds of the speculative loop over all batches, for draft steps and for all else.
 
-        This is an estimate from phases timed alone: those of the jitted loop cannot be timed.
+        An estimate by the costs of rounds: no clock is read within the loop.
         """
         _, rounds, levels = (count * len(self.rows[SPECULATIVE]) for count in self._lasting())
-        return {
-            "draft": levels * self.costs.draft.item(),
-            "verify": rounds * self.costs.verify[-1].item(),
-            "rest": max(rounds * self.costs.rest[-1].item(), 0.0),
-        }
+        verify = self.costs.verify[-1] + self.costs.rest[-1]
+        return {"draft": levels * self.costs.draft.item(), "verify": rounds * verify.item()}
 
     def _lasting(self) -> list[float]:
         """Tokens, rounds and calls of the drafter that a batch waits for, means over batches.
@@ -295,8 +283,8 @@ def side_by_side(
         if not compiled:
             say(f"compiling {_together(methods)}")
             if not share:  # one prefill of many policies compiles once
-                phases.compile_at_once(methods.values(), partial(begin, batch=batches[0]))
-            phases.at_once(lambda method: run(method, batches[0], warm), methods.values())
+                compile_at_once(methods.values(), partial(begin, batch=batches[0]))
+            at_once(lambda method: run(method, batches[0], warm), methods.values())
             warm.forget()
         runs = {name: partial(run, method) for name, method in methods.items()}
         how: dict[str, Any] = {"turn": turn, "order": order, "until": until, "say": say}
@@ -331,118 +319,3 @@ def start(
         width=width or decoding.common_width(texts),
         budgets=None if budgets is None else [budgets[index] for index in batch],
     )
-
-
-@refuses
-def measure_speedup(
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | str,
-    texts: Sequence[Text],
-    *,
-    gamma: int | None = None,
-    sampling: Sampling | None = None,
-    max_new_tokens: int = NEW_TOKENS,
-    key: Key[Array, ""] | int | None = None,
-    batch_size: int = 1,
-    max_source_len: int | None = None,
-    rule: AcceptanceRule | str | None = None,
-    policy: Policy | str | None = None,
-    passes: Sequence[int] = (),
-    tree: Shape | str | None = None,
-    check_tokens: bool = True,
-    repeats: int = 3,
-) -> Comparison:
-    """Measure and predict the speedup of speculation over plain decoding on these texts.
-
-    Both loops decode every text in turns, `repeats` times after a first time that compiles. Blank
-    sources of an encoder-decoder are left out. For the arguments and errors see `specjax.generate`;
-    a policy that needs costs must already have them.
-
-    Raises:
-      ValueError: every text is blank, or repeats < 1.
-    """
-    whole("repeats", repeats, "[1, ∞)")
-    chosen = as_sampling(sampling)
-    key = key_for(chosen, key)
-    how: dict[str, Any] = {"rule": rule, "policy": policy, "passes": passes, "tree": tree}
-    how["check_tokens"] = check_tokens
-    decoding.check_depth(gamma, tree)
-    method = decoding.with_draft(target, draft, gamma=gamma, sampling=chosen, **how)
-    decoding.check_texts(texts)
-    kept = [text for text in texts if not decoding.is_blank(target, text)]
-    if not kept:
-        raise ValueError("Nothing to measure: every text is blank.")
-    return compare(
-        method,
-        target,
-        decoding.tokenize(target, kept, max_source_len),
-        max_new_tokens=max_new_tokens,
-        key=key,
-        batch_size=batch_size,
-        names=(target.name, drafters.name_of(draft)),
-        repeats=repeats,
-    )
-
-
-@memory_maps.kept(methods=4)  # both loops, and as many programs for their phases
-def compare(
-    method: Method,
-    target: Checkpoint,
-    sources: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    key: Key[Array, ""],
-    batch_size: int = 1,
-    names: tuple[str, str] = ("target", "draft"),
-    repeats: int = 3,
-    typical: tuple[float, float] | None = None,
-    programs: phases.Programs | None = None,
-    say: Say = silent,
-) -> Comparison:
-    """Decode by plain decoding and by a speculative loop in turns, and time the phases.
-
-    The phases are timed on the first batch, with drafts of γ_max tokens or whole trees. They come
-    after the loops; with `typical` in turns with them, and with the fixed times of both calls.
-
-    Args:
-      sources: ids from `decoding.tokenize`, none empty, one output each.
-      typical: tokens and rounds of a typical output, for the fixed times, at batch 1.
-      programs: of the phases, as in `phases.stopwatch`.
-      say: reports what is compiled and timed.
-    """
-    plain = Autoregressive(method.target, method.sampling, method.eos_ids)
-    first, gamma = range(min(batch_size, len(sources))), method.gamma_max
-
-    def begin(by: Method):
-        return start(by, target, sources, first, max_new_tokens, key, rows=len(first))
-
-    def stopwatch() -> Callable[[], phases.Sample]:
-        say(f"compiling the phases of a round of γ = {gamma}")
-        contexts, state = begin(method)
-        both: Sequence[Method] = (plain, method)
-        calls = [
-            (by, partial(begin, by), max(1, round(count)))
-            for by, count in zip(both, typical or (), strict=False)
-        ]
-        return phases.stopwatch(
-            method, contexts, state, [gamma], [gamma], calls=calls, programs=programs
-        )
-
-    samples: list[phases.Sample] = []
-    take = stopwatch() if typical else None
-    found = side_by_side(
-        {PLAIN: plain, SPECULATIVE: method},
-        target,
-        sources,
-        max_new_tokens=max_new_tokens,
-        key=key,
-        repeats=repeats,
-        batch_size=batch_size,
-        names=names,
-        between=lambda: samples.append(take()) if take else None,
-        say=say,
-    )
-    if take is None:
-        take = stopwatch()
-        samples += [take() for _ in range(9)]
-    return dataclasses.replace(found, _costs=phases.medians(samples))

@@ -27,7 +27,6 @@ from specjax.policies.loading import (
 from specjax.policies.lookahead import lookahead
 from specjax.policies.nodes import cut, nodes
 from specjax.policies.tapout import tapout
-from specjax.policies.times import PassTimes
 from specjax.policies.together import together
 from specjax.policies.verified import by_batch_size, fixed, threshold
 
@@ -36,7 +35,6 @@ __all__ = [
     "Constant",
     "Costs",
     "Observation",
-    "PassTimes",
     "Policy",
     "Round",
     "Slot",

@@ -1,8 +1,8 @@
 """Costs: the table of times of calls and rounds on one machine.
 
-A jitted loop cannot read a clock, so the table is made outside it, in seconds, in one of two ways.
-`measure.phases.measure` times the phases of a round one by one; `tuning.fitting.measure` times
-whole calls and fits. Policies, replay, its oracle and every predicted speedup read the same table.
+A jitted loop cannot read a clock, so the table is made outside it, in seconds:
+`measure.stopwatch` times whole calls. Policies, verify budgets, the choice of a tree, replay, its
+oracle and every predicted speedup read the same table.
 Only ratios matter to them, so another unit, such as target steps, works as well.
 """
 
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from specjax.pytrees import pytree, set_fields
 from specjax.support.ranges import listed, number, shown, whole
@@ -29,6 +29,10 @@ class Costs:
     For example:
 
         Costs(draft=0.1, verify=[1.0, 1.1, 1.2])  # in target steps, for drafts of up to 2 tokens
+        Costs(0.002, [0.011, 0.013, 0.024], positions=[8, 16, 40])  # in seconds, of eight rows
+
+    A policy reads the times by drafted tokens (`round_times`), a verify budget those of any number
+    of positions (`exact`); `of_rows` makes the table of a policy from one by positions.
     """
 
     draft: Float[Array, ""]  # of one call of the drafter, its distribution and draw
@@ -50,6 +54,8 @@ class Costs:
     # The variance of α between outputs, as a share of α(1 − α). NaN: not known.
     between: Float[Array, ""]
     alpha_error: Float[Array, ""]  # the standard error of alpha. NaN: not known
+    # Positions of all rows in each target call of `verify`, ascending.
+    positions: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
     def __init__(
         self,
@@ -57,7 +63,7 @@ class Costs:
         verify: Sequence[float] | Array,
         *,
         rest: float | Sequence[float] | Array = 0.0,
-        token: float | Array = 1.0,
+        token: float | Array | None = None,
         call: float | Array = 0.0,
         plain_call: float | Array = 0.0,
         refused: float | Array = _UNKNOWN,
@@ -67,25 +73,28 @@ class Costs:
         alpha: float | Array = _UNKNOWN,
         between: float | Array = _UNKNOWN,
         alpha_error: float | Array = _UNKNOWN,
+        positions: Sequence[int] | None = None,
     ):
         """Make a table from plain numbers, by default in target steps.
 
         JAX arrays are not checked: differences of timings, `rest` or `call`, may be negative.
 
         Args:
-          verify: times by 0 … γ_max drafted tokens.
-          rest: times by drafted tokens, or one number for all.
+          verify: times by 0 … γ_max drafted tokens, or of calls with these `positions`.
+          rest: times of the same calls, or one number for all.
+          token: default 1; with `positions` the time of the smallest call and its `rest`.
           refused, alpha, between, alpha_error: NaN if not known.
 
         Raises:
           ValueError: no number, a negative one outside `rest`, verify empty or not positive
-            throughout, rest of another length, or a share outside [0, 1].
+            throughout, rest of another length, a share outside [0, 1], or positions that do not
+            ascend or have another length.
         """
         shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
-        times = {"token": token, "call": call, "plain_call": plain_call, "refused": refused}
+        times: dict[str, Any] = {"call": call, "plain_call": plain_call, "refused": refused}
         errors = {"error": error, "largest_error": largest_error, "drop": drop}
-        for given, interval in ((shares, "[0, 1]"), (times | errors, "[0, ∞)")):
-            for name, value in given.items():
+        for group, interval in ((shares, "[0, 1]"), (times | errors, "[0, ∞)")):
+            for name, value in group.items():
                 if not isinstance(value, Array) and value == value:  # NaN: not known
                     number(name, value, interval)
         if not isinstance(draft, Array):
@@ -98,9 +107,21 @@ class Costs:
             if len(each) != len(verify):
                 raise ValueError(f"rest={rest!r} must be one number, or as many as verify has.")
             rest = [x if x != x else number("rest", x, "(-∞, ∞)") for x in each]
-        fields: dict[str, Any] = {"draft": draft, "verify": verify, "rest": rest}
+        usual = range(1, len(verify) + 1)
+        given = usual if positions is None else listed("positions", positions)
+        sizes = tuple(whole("positions", size, "[1, ∞)") for size in given)
+        if len(sizes) != len(verify) or list(sizes) != sorted({*sizes}):
+            raise ValueError(
+                f"positions={sizes} and verify={verify}: give ascending sizes and a time for each."
+            )
+        if token is None:
+            token = 1.0 if positions is None else verify[0] + rest[0]
+        elif not isinstance(token, Array) and token == token:
+            number("token", token, "[0, ∞)")
+        fields: dict[str, Any] = {"draft": draft, "verify": verify, "rest": rest, "token": token}
         fields |= times | errors | shares
-        set_fields(self, **{name: jnp.asarray(x, jnp.float32) for name, x in fields.items()})
+        arrays = {name: jnp.asarray(x, jnp.float32) for name, x in fields.items()}
+        set_fields(self, **arrays, positions=sizes)
 
     @classmethod
     def measured(cls, **times: Any) -> "Costs":
@@ -120,7 +141,10 @@ class Costs:
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(row, Mapping) or not {"draft", "verify"} <= {*row} <= {*names}:
             raise ValueError(f"costs={shown(row)} must have draft and verify, and no other names.")
-        read: dict[str, Any] = {k: _UNKNOWN if value is None else value for k, value in row.items()}
+        read: dict[str, Any] = {
+            name: _UNKNOWN if value is None and name != "positions" else value
+            for name, value in row.items()
+        }
         if isinstance(read.get("rest"), list):
             read["rest"] = [_UNKNOWN if time is None else time for time in read["rest"]]
         for name in ("call", "plain_call"):
@@ -197,6 +221,45 @@ class Costs:
         drafts = self.draft * jnp.arange(gamma_max + 1, dtype=jnp.float32)
         return drafts + self.verify + self.rest
 
+    def exact(self, positions: Int[Array, "..."], depth: int | Array) -> Float[Array, "..."]:
+        """Time of a round whose target call has the smallest size that holds these positions.
+
+        Positions beyond the last size cost the slope of the largest convex function below the
+        times, or the mean time of a position where that is not positive.
+
+        Args:
+          positions: of all rows.
+          depth: calls of the drafter; a round without one takes a step of plain decoding.
+        """
+        at = jnp.searchsorted(jnp.asarray(self.positions, jnp.int32), positions)
+        at = jnp.minimum(at, len(self.positions) - 1)
+        return self.of_calls(self.verify[at] + self.beyond(positions), depth, self.rest[at])
+
+    def of_calls(
+        self, calls: Float[Array, "..."], depth: int | Array, rest: Array
+    ) -> Float[Array, "..."]:
+        """Times of rounds from those of their target calls. Arguments: as in `exact`."""
+        drafting = jnp.asarray(depth, jnp.float32) * self.draft
+        return jnp.where(jnp.asarray(depth) == 0, self.token, drafting + rest + calls)
+
+    def beyond(self, positions: Int[Array, "..."]) -> Float[Array, "..."]:
+        """Time of positions beyond the last size."""
+        at = jnp.asarray(self.positions, jnp.float32)
+        each = self.verify[-1] / at[-1]
+        if len(at) > 1:
+            slope = jnp.max((self.verify[-1] - self.verify[:-1]) / (at[-1] - at[:-1]))
+            each = jnp.where(slope > 0, slope, each)
+        return each * jnp.maximum(positions.astype(jnp.float32) - at[-1], 0.0)
+
+    def of_rows(self, rows: int, gamma_max: int) -> "Costs":
+        """The table by 0 … γ_max drafted tokens in each row of a batch, as a policy reads it."""
+        sizes = rows * jnp.arange(1, gamma_max + 2, dtype=jnp.int32)
+        verify = self.exact(sizes, 1) - self.draft - self.rest[0]
+        rest = jnp.broadcast_to(self.rest[0], verify.shape)
+        return dataclasses.replace(
+            self, verify=verify, rest=rest, positions=tuple(np.asarray(sizes).tolist())
+        )
+
     def of_plain(self) -> "Costs":
         """The costs of plain decoding, in the form of a loop whose rounds draft nothing."""
         verify, zero = jnp.full_like(self.verify, self.token), jnp.zeros_like(self.draft)
@@ -216,8 +279,14 @@ class Costs:
         )
 
     def as_row(self) -> dict[str, Any]:
-        """The fields as plain numbers, for a file of results: `Costs(**row)` reads them."""
-        return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
+        """The fields as plain numbers, for a file of results: `Costs(**row)` reads them.
+
+        Positions of a single row go without saying.
+        """
+        row = {name: np.asarray(value).tolist() for name, value in vars(self).items()}
+        if self.positions == tuple(range(1, len(self.positions) + 1)):
+            del row["positions"]
+        return row
 
 
 def mean(one: Costs, other: Costs) -> Costs:

@@ -1,13 +1,15 @@
 """Our own policy of batches: positions as long as one more raises the batch's tokens per time."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from specjax.policies.calibrated import Calibrated, Learned
-from specjax.policies.times import PassTimes
+from specjax.policies.costs import Costs
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 from specjax.support.ranges import number
@@ -30,15 +32,17 @@ class EarlyStop(Calibrated):
     With n slots taken in falling order of chance, a round brings R + S₁ + … + Sₙ tokens of R rows
     and takes d·c + v(R + n) + rest. Slot n + 1 is taken if that raises the quotient. The rule looks
     at the slots taken and the next one, so it is exact; a maximum over all n would read tokens of
-    later slots. v is the smoothed table of `PassTimes`, for which both agree; positions up to the
-    compiled size are then filled, since they cost nothing.
+    later slots. v is the largest convex function below the times of `Costs`, for which both agree:
+    a size that is hardly used for one token more is worth it for many, so its steps would stop too
+    early. Positions up to the compiled size are then filled, since they cost nothing.
 
     How deep to draft is decided before the round, from the mean chances at each position in past
     rounds: the d for which the best n promises most. If that is 0, one token is drafted every
     `PAUSE` rounds.
     """
 
-    times: PassTimes
+    times: Costs
+    smooth: Float[Array, " M"]  # v at the positions of `times`
     fills = True
 
     def init(self, keys, gamma_max):
@@ -64,9 +68,16 @@ class EarlyStop(Calibrated):
         worth = jnp.where(within, mean[order][None, :], 0.0)
         tokens = rows.astype(jnp.float32) + jnp.cumsum(worth, axis=1)
         count = rows + jnp.cumsum(within, axis=1, dtype=jnp.int32)
-        rate = tokens / self.times.smoothed(count, depth)
-        plain = (rows.astype(jnp.float32) / self.times.smoothed(rows, 0))[None]
+        rate = tokens / self.smoothed(count, depth)
+        plain = (rows.astype(jnp.float32) / self.smoothed(rows, 0))[None]
         return jnp.argmax(jnp.concatenate([plain, jnp.max(rate[1:], axis=1)])).astype(jnp.int32)
+
+    def smoothed(self, positions: Int[Array, "..."], depth: int | Array) -> Float[Array, "..."]:
+        """Time of a round without the steps between sizes. Arguments: as in `Costs.exact`."""
+        at = jnp.asarray(self.times.positions, jnp.float32)
+        calls = jnp.interp(positions.astype(jnp.float32), at, self.smooth)
+        calls = calls + self.times.beyond(positions)
+        return self.times.of_calls(calls, depth, self.times.rest[-1])
 
     def keep_drafting(self, state, seen):
         learned, drafting = super().keep_drafting(state.learned, seen)
@@ -77,7 +88,7 @@ class EarlyStop(Calibrated):
 
     def verifies(self, state, slot):
         depth, count = state.depth[0], slot.rows + slot.taken
-        now, more = (self.times.smoothed(count + i, depth) for i in (0, 1))
+        now, more = (self.smoothed(count + i, depth) for i in (0, 1))
         return (slot.gained + slot.chance) * now > slot.gained * more
 
     def update(self, state, round_):
@@ -85,15 +96,32 @@ class EarlyStop(Calibrated):
         return where_active(round_, state._replace(learned=learned), state)
 
 
-def early_stop(times: PassTimes, prior: float = 0.7) -> EarlyStop:
+def early_stop(times: Costs, prior: float = 0.7) -> EarlyStop:
     """Make our own policy of batches, with times measured at its batch size.
 
     Args:
       prior: chance of acceptance at each position before any round.
     """
-    if not isinstance(times, PassTimes):
+    if not isinstance(times, Costs):
         raise ValueError(
-            f"times={times!r} must be a specjax.policies.PassTimes: "
+            f"times={times!r} must be a specjax.policies.Costs: "
             "`specjax.measure.batches.pass_times` measures one."
         )
-    return EarlyStop(jnp.float32(number("prior", prior, "(0, 1)")), times)
+    smooth = jnp.asarray(convex(times.positions, times.verify.tolist()), jnp.float32)
+    return EarlyStop(jnp.float32(number("prior", prior, "(0, 1)")), times, smooth)
+
+
+def convex(sizes: Sequence[int], times: Sequence[float]) -> np.ndarray:
+    """The largest convex function that is nowhere above the times, at the same sizes."""
+    hull: list[int] = []
+    for i in range(len(sizes)):
+        while len(hull) > 1 and _slope(sizes, times, hull[-2], hull[-1]) >= _slope(
+            sizes, times, hull[-2], i
+        ):
+            hull.pop()
+        hull.append(i)
+    return np.interp(sizes, [sizes[i] for i in hull], [times[i] for i in hull])
+
+
+def _slope(sizes: Sequence[int], times: Sequence[float], i: int, j: int) -> float:
+    return (times[j] - times[i]) / (sizes[j] - sizes[i])

@@ -14,7 +14,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from specjax import loop
-from specjax.policies import PassTimes, Policy
+from specjax.policies import Costs, Policy
 from specjax.pytrees import pytree
 from specjax.replay.recorded import Recorded, RecordedDrafter, Recording, rows_of
 from specjax.replay.rollouts import Rollouts
@@ -42,7 +42,7 @@ class Served(NamedTuple):
 class Summing(RecordedDrafter):
     """Sums up the rounds of a batch; the sums go on when rows are admitted."""
 
-    times: PassTimes
+    times: Costs
 
     def counts(self, rows):
         zero = jnp.int32(0)
@@ -69,7 +69,7 @@ class Oracle(Policy):
     The state is the number of tokens that each row would get accepted, which `Foreseeing` knows.
     """
 
-    times: PassTimes
+    times: Costs
 
     def init(self, keys, gamma_max):
         return jnp.zeros(keys.shape, jnp.int32)
@@ -106,7 +106,7 @@ class Foreseeing(Recorded):
 def serve(
     policy: Policy,
     rollouts: Rollouts,
-    times: PassTimes,
+    times: Costs,
     keys: Key[Array, " N"],
     *,
     rows: int,
@@ -117,7 +117,7 @@ def serve(
       times: at this batch size, as `specjax.measure.batches.pass_times` measures them.
       keys: one for each output, which settle the chances of acceptance.
     """
-    return _serve(policy, rollouts, times, keys, rows=rows, sizes=times.sizes)
+    return _serve(policy, rollouts, times, keys, rows=rows, sizes=times.positions)
 
 
 @partial(jax.jit, static_argnames=("rows", "sizes"))

@@ -4,26 +4,22 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import jax
-import numpy as np
 from jax import Array
 from jaxtyping import Key
 
 from specjax.autoregressive import Autoregressive
 from specjax.loop import decode
-from specjax.measure import phases, timing
+from specjax.measure import timing
+from specjax.measure.compiling import compile_at_once
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Costs
-from specjax.speculative import Speculative
 from specjax.support.ranges import number
 
 FIRST_TOKENS = 4  # decoded for the forecast
 # Loops, of the size of plain decoding's, that a thorough measurement of one draft compiles beyond
 # a short one; and the share of the time left that they may take.
 THOROUGH_LOOPS, MAX_THOROUGH_SHARE = 16, 0.3
-MAX_SHARE_OF_PHASES = 0.1  # of a draft's time, for runs of the phases of its rounds
 
 
 def check_minutes(minutes: float) -> float:
@@ -43,7 +39,6 @@ class Pace:
         self.say = say
         self.compiling = 0.0  # seconds until plain decoding is compiled
         self.token = 0.0  # seconds of a token of plain decoding
-        self._passes: phases.Sample = {}  # of the target: seconds of a step and of passes
         self._end = time.monotonic() + 60 * self.minutes if self.minutes else math.inf
 
     def left(self, share: float = 1.0) -> float:
@@ -85,7 +80,7 @@ class Pace:
             max_new_tokens=max_new_tokens, key=key, rows=rows, width=width,
         )  # fmt: skip
         first = time.monotonic()
-        if not phases.compile_at_once([plain], begin):
+        if not compile_at_once([plain], begin):
             jax.block_until_ready(decode(plain, *begin(plain, budgets=[1] * len(sources))))
         few = min(FIRST_TOKENS, max_new_tokens)
         context, state = jax.block_until_ready(begin(plain, budgets=[few] * len(sources)))
@@ -93,51 +88,6 @@ class Pace:
         jax.block_until_ready(decode(plain, context, state))
         self.compiling, self.token = before - first, (time.monotonic() - before) / few
         self.say(self.forecast(loops, tokens))
-
-    def stopwatch(
-        self,
-        longest: Speculative,
-        begin: Callable[[Any], Any],
-        gammas: Sequence[int],
-        share: float = 1.0,
-    ) -> Callable[[], Costs]:
-        """Compile the phases of a round, and return what times them.
-
-        Each timed length is a program to compile, and a whole round is the largest. So whole rounds
-        are timed at the ends alone. Where time is short none is, and passes of the target are timed
-        for a few lengths, with the first draft.
-
-        Args:
-          longest: the loop with the longest drafts.
-          begin: returns context and state of a method.
-          gammas: draft lengths.
-          share: the share of the time left for this draft.
-        """
-        passes, rounds = sorted({*gammas}), sorted({min(gammas), max(gammas)})
-        if self.is_short(share):
-            passes, rounds = [] if self._passes else (passes[2::2] or passes), []
-        size = 2 + len(passes) + sum(1 + gamma for gamma in rounds)  # target steps, about
-        counts = reduced(
-            {"steps": 20, "repeats": 9},
-            {"steps": 4, "repeats": 3},
-            lambda steps, repeats: steps * (1 + repeats) * size * self.token,
-            self.left(MAX_SHARE_OF_PHASES * share),
-        )
-        contexts, state = begin(longest)
-        take = phases.stopwatch(
-            longest, contexts, state, passes, rounds, steps=counts["steps"], token=bool(passes)
-        )
-
-        def measure() -> Costs:
-            samples = [{**self._passes, **take()} for _ in range(counts["repeats"])]
-            if not rounds:
-                shared = [name for name in samples[0] if name != ("draft", 0)]
-                self._passes = {
-                    name: float(np.median([sample[name] for sample in samples])) for name in shared
-                }
-            return phases.medians(samples)
-
-        return measure
 
     def forecast(self, loops: int, tokens: int) -> str:
         """Describe how long the rest will take. Arguments: see `first_pass`."""

@@ -45,10 +45,10 @@ class Candidate:
     gamma: int = 0  # the best γ, by α and the times of whole rounds; of a tree its depth
     tree: str = ""  # the best tree, as `generate` takes it; empty: a chain
     nodes: int = 0  # drafted tokens of a round: nodes of the tree, or γ
-    v: float = 0.0  # cost of a verify pass over that many `nodes`, in target steps
+    v: float = 0.0  # target steps of a round with that many `nodes`, without its draft steps
     steps: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a round, by γ
-    # Expected tokens per target call: by α, for a tree by the acceptance of each rank, for a
-    # drafter that `guesses` by that of each position.
+    # Expected tokens per target call: along whole outputs, for a tree by the acceptance of each
+    # rank, for a drafter that `guesses` by that of each position.
     promised: float = 0.0
     # Whether later tokens of a draft are accepted less often than the first. γ then follows from
     # the rates of each position.
@@ -60,7 +60,7 @@ class Candidate:
     unended: float = 0.0
     tau: float = 0.0
     tokens: float = 0.0  # mean tokens of an output
-    predicted: float = 0.0  # speedup of the loop, by Eq. (1) and `steps`
+    predicted: float = 0.0  # speedup of the loop on the timed tokens, by acceptance and `steps`
     # Plain decoding's time over speculation's, both without prefill.
     speedup: float = 0.0
     speedup_low: float = 0.0
@@ -263,13 +263,13 @@ def why_not(candidate: Candidate) -> str:
         f"{one.speedup:.2f} times as fast, with {one.tau:.1f} tokens for each call of the "
         "target, and starting two models takes what that saves",
         "later": f"later tokens of a draft are right less often than the first: "
-        f"{one.unended:.1f} tokens for each call of the target, where α alone promises "
+        f"{one.unended:.1f} tokens for each call of the target, where its acceptance promises "
         f"{one.promised:.1f}",
         "alpha": f"agreement is too low (α = {one.alpha:.2f})",
         "c": f"the draft is too slow (c = {one.c:.2f}: a draft step takes {one.c:.2f}x as long "
         "as a target step)",
         "v": f"verification is not free (a round of {size} takes {one.round:.2f} target steps "
-        f"beside its draft steps, v = {one.v:.2f})",
+        "beside its draft steps)",
     }
     causes = reasons(one)
     ways = [] if {"length", "later"} & set(causes) or one.tree else _ways_out(one)

@@ -7,7 +7,6 @@ if its costs prefer that. Every other batch chooses the fastest, and the rest me
 texts, costs and α alone decide.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,12 +17,12 @@ from jaxtyping import Key
 from specjax import decoding, devices
 from specjax.batching import bucket
 from specjax.loop import Method
-from specjax.measure import timing
+from specjax.measure import stopwatch, timing
+from specjax.measure.stopwatch import of_length, static
 from specjax.models.checkpoint import Checkpoint
 from specjax.passes import widths
-from specjax.policies import Costs, constant
+from specjax.policies import Costs
 from specjax.policies.estimating import Estimating
-from specjax.speculative import Speculative
 from specjax.tuning import fitting
 from specjax.tuning.recommendation import EQUAL_WITHIN
 from specjax.types import Text
@@ -112,7 +111,7 @@ def faster(
       texts: ids from `decoding.tokenize`, none empty, for the trial.
       key: independent of the run's key: the choice must not depend on draws of the run.
       say: reports what is compiled and timed.
-      report: gets the comparison of a trial, in which `POLICY` is the method and `fitting.static`
+      report: gets the comparison of a trial, in which `POLICY` is the method and `static`
         names drafts of one length. Every other batch of it chose (`Comparison.halves`).
       cost: costs of rounds in loops of their own, by the lengths to choose from, in the unit of the
         policy's costs. Default: `own_costs`; on an accelerator, before a trial, `timed_alone`, in
@@ -127,7 +126,7 @@ def faster(
         "say": say,
     }  # fmt: skip
     if cost is None and len(texts) and devices.is_accelerator(target.model):
-        cost = timed_alone(method, target, texts[: max(fitting.TIMED_TEXTS, batch_size)], **run)
+        cost = timed_alone(method, target, texts[: max(stopwatch.TIMED_TEXTS, batch_size)], **run)
     cost = cost or own_costs(policy.costs, widths(method, bucket(batch_size)))
     rows = batch_size if policy.reads_batch else 1
     promised = policy.promised_alone(cost, rows)
@@ -150,7 +149,7 @@ def faster(
         return preferred
     ways: dict[str, Method] = {POLICY: method} if preferred is method else {}
     ways[timing.PLAIN] = decoding.plain_of(method)  # costs may be off by more than their error
-    ways |= {fitting.static(length): of_length(method, length) for length in tried}
+    ways |= {static(length): of_length(method, length) for length in tried}
     found = timing.side_by_side(ways, target, texts, repeats=2, **run)
     report(found)
     less = {POLICY: MIN_GAIN_OF_DECISIONS, timing.PLAIN: 1 - EQUAL_WITHIN}
@@ -170,11 +169,6 @@ def per_token(found: timing.Comparison, name: str) -> float:
     return float(found.decode[name].min(axis=0).sum()) / tokens
 
 
-def of_length(method: Any, length: int) -> Speculative:
-    """Build a loop that drafts this length in every round, with a single verify pass."""
-    return dataclasses.replace(method, policy=constant(length), gamma_max=length, passes=())
-
-
 def timed_alone(
     method: Any, target: Checkpoint, texts: Sequence[Sequence[int]], **run: Any
 ) -> dict[int, float]:
@@ -187,10 +181,8 @@ def timed_alone(
     Args:
       run: as in `faster`.
     """
-    ends = {1, method.gamma_max}
-    loops = {fitting.static(length): of_length(method, length) for length in sorted(ends)}
-    longest = min(run["max_new_tokens"], 32)
-    return fitting.alone(fitting.measure(loops, target, texts, longest=longest, repeats=3, **run))
+    table = stopwatch.costs_of(method, target, texts, [1, method.gamma_max], repeats=3, **run)
+    return dict(enumerate(table.round_times(method.gamma_max).tolist()[1:], 1))
 
 
 def own_costs(table: Costs, widths: Sequence[int]) -> dict[int, float]:

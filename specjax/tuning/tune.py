@@ -12,6 +12,7 @@ from specjax.batching import bucket
 from specjax.defaults import BATCH_SIZE, LONGEST, MINUTES, NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.measure import doubts, timing
+from specjax.measure.stopwatch import static
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import check
 from specjax.sampling import Sampling, as_sampling, key_for
@@ -141,7 +142,7 @@ def reasons(fastest: Any, tuned: Any, policy: str, timed: timing.Comparison | No
       tuned: the loop with the policy and its costs.
       timed: of a trial, if there was one.
     """
-    name = trials.POLICY if fastest is tuned else fitting.static(fastest.gamma_max)
+    name = trials.POLICY if fastest is tuned else static(fastest.gamma_max)
     if fastest.gamma_max == 0:  # plain decoding drafts nothing
         how = f"was {EQUAL_WITHIN:.0%} faster in a trial" if timed else "pays by its costs and α"
         return f"No draft is worth its time: none {how}."

@@ -21,6 +21,7 @@ from specjax.audit.cases import algorithm1
 from specjax.audit.findings import margin
 from specjax.audit.randomness import Refused, outcomes
 from specjax.cli.audit import of_cases, table
+from specjax.policies import Costs
 from specjax.policies.base import Observation
 from specjax.policies.slots import allocate, rated
 from specjax.rounds import Drafts
@@ -517,7 +518,7 @@ def test_a_rule_with_noise_is_sent_elsewhere():
 BY_SLOT = {
     "fixed": policies.fixed(2),
     "early_stop": policies.early_stop(
-        policies.PassTimes([2, 3, 4, 6, 12], [1.0, 1.1, 1.9, 2.0, 4.0], draft=0.05)
+        Costs(0.05, [1.0, 1.1, 1.9, 2.0, 4.0], positions=[2, 3, 4, 6, 12])
     ),
     "threshold": policies.threshold(0.4),
 }

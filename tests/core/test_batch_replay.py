@@ -9,7 +9,7 @@ import pytest
 
 import test_loops
 from specjax import loop, policies
-from specjax.policies import by_batch_size, constant
+from specjax.policies import Costs, by_batch_size, constant
 from specjax.replay.batches import Oracle, serve
 from specjax.sampling import Sampling
 from table_models import inputs_of
@@ -18,7 +18,7 @@ from test_replay import BUDGET, GAMMA_MAX, PROMPTS, method_of, recorded
 ROWS = len(PROMPTS)
 WHOLE = ROWS * (GAMMA_MAX + 1)
 SIZES = (ROWS, 9, 12, 18)
-TIMES = policies.PassTimes([*SIZES, WHOLE], [1.0, 1.1, 1.3, 1.9, 2.6], draft=0.1, rest=0.05)
+TIMES = Costs(0.1, [1.0, 1.1, 1.3, 1.9, 2.6], positions=[*SIZES, WHOLE], rest=0.05)
 KEYS = test_loops.keys_of(ROWS)
 
 
@@ -28,7 +28,7 @@ def known():
     return method, recorded(method, inputs_of(PROMPTS), hidden=False)
 
 
-COSTS = policies.Costs(0.217, [1.0] * (GAMMA_MAX + 1))
+COSTS = Costs(0.217, [1.0] * (GAMMA_MAX + 1))
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,31 @@ import pytest
 from pairs import TEXTS
 from specjax import decoding, devices
 from specjax.autoregressive import Autoregressive
-from specjax.measure import timing
+from specjax.measure import stopwatch, timing
 from specjax.policies import Costs, parse
 from specjax.policies.constant import Constant
 from specjax.policies.estimating import Estimating
 from specjax.sampling import Sampling
-from specjax.tuning import fitting, trials
+from specjax.tuning import trials
 
 KEY = jax.random.key(0)
+
+
+def race(monkeypatch, takes, emitted=lambda at: 1):
+    """Trials by hand: seconds by the name and place of a loop, and its tokens. Returns the loops of
+    each trial."""
+    raced = []
+
+    def side_by_side(methods, *_, **__):
+        raced.append(methods)
+        rows = {
+            name: [[types.SimpleNamespace(emitted=emitted(at))]] for at, name in enumerate(methods)
+        }
+        took = {name: np.full((2, 1), takes(name, at)) for at, name in enumerate(methods)}
+        return timing.Comparison(took, {}, rows, {})
+
+    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    return raced
 
 
 def method_of(pair, policy, gamma=3, **options):
@@ -117,20 +134,12 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
 def test_a_second_length_is_tried(pair, monkeypatch, promise, tried, stays):
     """The best that promises 95% of the first and is longer or shorter than it by a third, here
     timed as the fastest."""
-    raced = []
-
-    def side_by_side(methods, *_, **__):
-        raced.append(tuple(methods))
-        seconds = {name: 3.0 - at for at, name in enumerate(methods)}
-        rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in methods}
-        took = {name: np.full((2, 1), of) for name, of in seconds.items()}
-        return timing.Comparison(took, {}, rows, {})
-
-    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    raced = race(monkeypatch, lambda _, at: 3.0 - at)
     monkeypatch.setattr(Estimating, "promised_alone", lambda *_: promise)
     method = method_of(pair, parse("lookahead", costs=Costs(0.0, [1.0] * 9, alpha=0.6)), gamma=8)
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
-    assert raced == [(trials.POLICY, timing.PLAIN, *(f"γ={length}" for length in tried))]
+    (names,) = map(tuple, raced)
+    assert names == (trials.POLICY, timing.PLAIN, *(f"γ={length}" for length in tried))
     assert (found.gamma_max, found.policy.gamma) == (stays, stays)
 
 
@@ -138,14 +147,8 @@ def test_a_second_length_is_tried(pair, monkeypatch, promise, tried, stays):
 def test_the_fastest_of_three_losers_does_not_stay(pair, monkeypatch, plain):
     """Costs promise a speedup, and are wrong: plain decoding is in the trial too. Decisions must
     bring 2%, and any draft 5%."""
-
-    def side_by_side(methods, *_, **__):
-        rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in methods}
-        took = {name: np.full((2, 1), 1.2) for name in methods}
-        took |= {trials.POLICY: np.ones((2, 1)), timing.PLAIN: np.full((2, 1), plain)}
-        return timing.Comparison(took, {}, rows, {})
-
-    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    takes = {trials.POLICY: 1.0, timing.PLAIN: plain}
+    race(monkeypatch, lambda name, _: takes.get(name, 1.2))
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
     assert isinstance(found, Autoregressive)
@@ -157,16 +160,7 @@ def test_the_fastest_of_three_losers_does_not_stay(pair, monkeypatch, plain):
 @pytest.mark.parametrize("emitted", [5, 4])
 def test_time_is_for_a_token(pair, monkeypatch, emitted):
     """At T > 0 outputs differ: 1 s for four tokens, or 1.1 s for four or five."""
-
-    def side_by_side(methods, *_, **__):
-        rows = dict(zip(methods, (4, 4, emitted), strict=True))
-        took = (np.full((2, 1), seconds) for seconds in (1.0, 2.0, 1.1))
-        return timing.Comparison(
-            dict(zip(methods, took, strict=True)), {},
-            {name: [[types.SimpleNamespace(emitted=count)]] for name, count in rows.items()}, {},
-        )  # fmt: skip
-
-    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    race(monkeypatch, lambda _, at: (1.0, 2.0, 1.1)[at], lambda at: (4, 4, emitted)[at])
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, cost={2: 1.2})
     assert (found is method) == (emitted == 4)
@@ -229,15 +223,7 @@ def test_who_is_not_tried(pair, monkeypatch):
 def test_a_length_beside_plain_decoding(pair, monkeypatch, cost, fixed):
     """Where the policy prefers that, a length is tried if it promises more: at α = .6 a token
     brings 1.6, for 1.5 or for 1.7. It stays if it gains 5%, more than a clock's noise."""
-    raced = []
-
-    def side_by_side(methods, *_, **__):
-        raced.append(methods)
-        rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in methods}
-        took = {timing.PLAIN: np.ones((2, 1)), "γ=1": np.full((2, 1), fixed)}
-        return timing.Comparison(took, {}, rows, {})
-
-    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    raced = race(monkeypatch, lambda name, _: fixed if name == "γ=1" else 1.0)
     dear = parse("lookahead", costs=Costs(9.0, [1.0] * 4, alpha=0.6, between=0.0))
     method = method_of(pair, dear)
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, cost={1: cost})
@@ -284,7 +270,7 @@ def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
         return {name: Costs(0.0, [took[by.gamma_max]] * (by.gamma_max + 1))
                 for name, by in loops.items()}  # fmt: skip
 
-    monkeypatch.setattr(fitting, "measure", measure)
+    monkeypatch.setattr(stopwatch, "measure", measure)
     monkeypatch.setattr(Estimating, "promised_alone", lambda _, cost, rows: given.append(cost))
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     for accelerator in (False, True):
@@ -302,21 +288,13 @@ def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
 
 def test_the_worst_row_counts_where_all_wait_for_it(pair, monkeypatch):
     """A policy that reads its batch is tried with shorter drafts in a larger one."""
-    lengths = []
-
-    def side_by_side(methods, *_, **__):
-        lengths.append(list(methods.values())[-1].gamma_max)
-        rows = [[types.SimpleNamespace(emitted=1)]]
-        return timing.Comparison(
-            dict.fromkeys(methods, np.ones((2, 1))), {}, dict.fromkeys(methods, rows), {}
-        )
-
-    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    raced = race(monkeypatch, lambda *_: 1.0)
     table = Costs(0.05, [1.0] * 9, alpha=0.8, between=0.2)
     for name in ("lookahead", "together"):
         method = method_of(pair, parse(name, costs=table), gamma=8)
         for rows in (1, 8):
             trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, batch_size=rows)
+    lengths = [[*methods.values()][-1].gamma_max for methods in raced]
     assert lengths[0] == lengths[1] == lengths[2] > lengths[3]
 
 

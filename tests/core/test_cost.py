@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import phases
 from specjax import loop
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import phases, timing
+from specjax.measure import timing
 from specjax.policies import Costs, constant
 from specjax.pytrees import pytree
 from specjax.rules import Token
@@ -110,18 +111,6 @@ def test_steps_depend_on_one_another():
     )
 
 
-@pytest.mark.sweep
-def test_measure():
-    method, contexts, state = setup(0.0)
-    found = phases.measure(method, contexts, state, [4, 1, 4], [2], steps=2, repeats=3)
-    assert found.gamma_max == 4
-    assert all(0 < seconds < 60 for seconds in (found.token, found.draft, *found.verify.tolist()))
-    assert 0 < found.round_times(4)[2] < 60
-    assert found.c > 0
-    assert found.v(4) > 0
-    assert int(state.rounds[0]) == 0  # not donated
-
-
 def test_medians():
     """A pass of one position is a target step, and lengths between those timed grow evenly."""
     took = {("target", 0): 2.0, ("draft", 0): 1.0, ("verify", 1): 3.0, ("verify", 3): 6.0}
@@ -201,18 +190,6 @@ def test_fixed_times():
     found = phases.medians([seconds])
     assert found.plain_call == 10 - 3 * 2
     assert found.call == 15 - 2 * 7
-
-
-def test_programs_are_shared_by_stopwatches():
-    """The second one compiles its round alone."""
-    method, contexts, state = setup(0.0)
-    programs: phases.Programs = {}
-    phases.stopwatch(method, contexts, state, [2, GAMMA], steps=2, programs=programs)
-    first = dict(programs)
-    phases.stopwatch(method, contexts, state, [GAMMA], [GAMMA], steps=2, programs=programs)
-    assert {name for name, *_ in programs.keys() - first.keys()} == {("round", GAMMA)}
-    assert all(programs[key] is first[key] for key in first)
-    assert {program._cache_size() for program in programs.values()} == {1}
 
 
 def test_calls_need_their_round():

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import json
 
 import jax
@@ -12,16 +11,18 @@ import pytest
 
 import command_line
 import test_loops
+from experiments import by_loop
 from experiments.adaptive import race
 from pairs import TEXTS
-from specjax import decoding, generate, loop, policies
-from specjax.measure import doubts, phases, timing
+from specjax import decoding, devices, generate, loop, policies
+from specjax.measure import counting, doubts, fit, stopwatch, timing
+from specjax.measure.counting import Always, Undecided
+from specjax.measure.fit import CALL, PLAIN_CALL, REFUSED, TOKEN
+from specjax.measure.speedup import measure_speedup
 from specjax.policies import Costs
 from specjax.sampling import Sampling
 from specjax.support import command_line as commands
-from specjax.tuning import counting, fitting
-from specjax.tuning.counting import Always, Undecided
-from specjax.tuning.fitting import CALL, PLAIN_CALL, REFUSED, TOKEN
+from specjax.tuning import fitting
 from table_models import inputs_of, random_table
 from toy_policies import library
 
@@ -36,18 +37,18 @@ def close(values):
 def test_unit_times():
     """Exact where the calls are sums; where they are not, errors count by a call's length."""
     works = [{"a": 1, "b": 2}, {"a": 1, "b": 5}, {"a": 1, "c": 1}]
-    found = fitting.unit_times(works, [3.0 + 2 * 0.5, 3.0 + 5 * 0.5, 3.0 + 7.0])
+    found = fit.unit_times(works, [3.0 + 2 * 0.5, 3.0 + 5 * 0.5, 3.0 + 7.0])
     assert found == close({"a": 3.0, "b": 0.5, "c": 7.0})
     # Of 1 second in one call and 300 in 100: Σ (x/t − 1)² is least at Σ (x/t)/Σ (x/t)².
-    (found,) = fitting.unit_times([{"a": 1}, {"a": 100}], [1.0, 300.0]).values()
+    (found,) = fit.unit_times([{"a": 1}, {"a": 100}], [1.0, 300.0]).values()
     assert found == close((1 + 1 / 3) / (1 + 1 / 9))
 
 
 def test_no_unit_takes_less_than_nothing():
     """Two units in 1 s and one in 2 s: a fixed time of 3 s and −1 s a unit, without the bound."""
     works, seconds = [{"call": 1, "b": 1}, {"call": 1, "b": 2}], [2.0, 1.0]
-    assert fitting.unit_times(works, seconds, ordered=False) == close({"call": 3.0, "b": -1.0})
-    found = fitting.unit_times(works, seconds)
+    assert fit.unit_times(works, seconds, ordered=False) == close({"call": 3.0, "b": -1.0})
+    found = fit.unit_times(works, seconds)
     assert found["b"] == 0
     assert 1 < found["call"] < 2
 
@@ -84,16 +85,16 @@ def calls(rounds=(1, 9), noise=0.0, seed=0, took=None):
 
 def test_fit():
     """All parts of sums without noise come back, in the seconds that the calls took."""
-    found = fitting.fit(LOOPS, calls())
+    found = fit.fit(LOOPS, calls())
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
         assert table.round_times(gamma).tolist() == close([TOOK[name, k] for k in range(gamma + 1)])
         assert (table.draft, table.call) == (close(1.0), close(10.0))
         assert (table.token, table.plain_call) == (close(2.0), close(6.0))
         assert max(table.error, table.largest_error, table.drop) < 1e-6
-    assert fitting.lengths_of((1, 4, 11)) == [0, 1, 2, 3, 4, 7, 10]
-    assert fitting.lengths_of((5,)) == [0, 1, 2, 4]
-    assert fitting.lengths_of((2,)) == [0, 1]
+    assert fit.lengths_of((1, 4, 11)) == [0, 1, 2, 3, 4, 7, 10]
+    assert fit.lengths_of((5,)) == [0, 1, 2, 4]
+    assert fit.lengths_of((2,)) == [0, 1]
 
 
 def test_a_policy_of_its_own():
@@ -106,7 +107,7 @@ def test_a_policy_of_its_own():
             work["mine", k] += count - 1
             seconds = 13 + sum(n * decided[kind[1]] for kind, n in work.items() if kind != CALL)
             works.append((work, seconds))
-    found = fitting.fit(LOOPS, works, passes_of={"mine": "policies"})
+    found = fit.fit(LOOPS, works, passes_of={"mine": "policies"})
     assert found["mine"].round_times(7).tolist() == close(list(decided.values()))
     assert found["policies"].round_times(7).tolist() == close(
         [ROUNDS["policies", k] for k in range(8)]
@@ -115,7 +116,7 @@ def test_a_policy_of_its_own():
     assert found["policies"].call == close(10)
     assert found["mine"].error < 1e-6
     # It has no place among static γ, which lie between those that were timed.
-    assert fitting.gammas(found) == range(3, 8)
+    assert by_loop.gammas(found) == range(3, 8)
 
 
 def refused_calls(counts=(5, 9, 12)):
@@ -129,8 +130,8 @@ def refused_calls(counts=(5, 9, 12)):
 
 def test_a_refused_call():
     """The drafter's call in a round that drafts nothing, beyond such a round without it."""
-    assert np.isnan(fitting.fit(LOOPS, calls())["policies"].refused)
-    found = fitting.fit(LOOPS, calls() + refused_calls())
+    assert np.isnan(fit.fit(LOOPS, calls())["policies"].refused)
+    found = fit.fit(LOOPS, calls() + refused_calls())
     assert [float(table.refused) for table in found.values()] == close([1.5] * 3)
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
@@ -146,7 +147,7 @@ def test_a_first_round_that_finds_its_pass_cold():
         (work, took + sum(more for name, more in cold.items() if (name, 0) in work))
         for work, took in calls()
     ]
-    found = fitting.fit(LOOPS, works + refused_calls())
+    found = fit.fit(LOOPS, works + refused_calls())
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
         assert table.round_times(gamma).tolist() == close(
@@ -155,65 +156,51 @@ def test_a_first_round_that_finds_its_pass_cold():
         assert (table.draft, table.call) == (close(1.0), close(10.0 + cold.get(name, 0.0)))
 
 
-def test_a_policy_of_its_own_beside_refused_calls():
-    """With one pass for all drafts, too: its call is that of the shared loop and its own part."""
-    own = {"γ=3": 8.0, "policies": 10.0, "mine": 13.0}  # of a call
-    took = {("γ=3", k): ROUNDS["γ=3", k] for k in range(4)}
-    took |= {("policies", k): 6.5 + 0.5 * (k > 0) + k for k in range(8)} | {REFUSED: 1.5, CALL: 0.0}
-    took |= {("mine", k): took["policies", k] + 0.25 + 0.5 * k for k in range(8)}
-    works = [
-        {CALL: 1, (name, 0): 1} | ({(name, k): count} if k else {(name, 0): 1 + count})
-        for name, lengths in (("γ=3", (3,)), ("policies", (0, 3, 7)), ("mine", (1, 7)))
-        for count in (0, 4, 8)
-        for k in lengths
-    ]
-    works += [{CALL: 1, ("policies", 0): n, REFUSED: n - 1} for n in (5, 9)]
-    timed = [(w, own[list(w)[1][0]] + sum(n * took[kind] for kind, n in w.items())) for w in works]
-    loops = {"policies": (8,), "γ=3": (4,)}
-    found = fitting.fit(loops, timed, passes_of={"mine": "policies"})
-    assert {name: table.call for name, table in found.items()} == {
-        name: close(call) for name, call in own.items()
-    }
-    assert found["mine"].round_times(7).tolist() == close([took["mine", k] for k in range(8)])
-
-
 def test_rounds_that_all_take_the_same():
     """Drafts of one length on an accelerator, where a token's cost is another, are such. What they
     take says nothing of a loop with a pass as wide."""
     took = dict(TOOK) | {("γ=3", k): 7.5 for k in range(4)} | {("γ=7", k): 9.25 for k in range(8)}
-    found = fitting.fit(LOOPS, calls(took=took), steady={"γ=3", "γ=7"})
+    found = fit.fit(LOOPS, calls(took=took), steady={"γ=3", "γ=7"})
     for name, expected in (("γ=3", [7.5] * 4), ("γ=7", [9.25] * 8), ("policies", None)):
         expected = expected or [TOOK[name, k] for k in range(8)]
         assert found[name].round_times(len(expected) - 1).tolist() == close(expected)
     assert found["policies"].draft == close(1.0)
     assert max(found["γ=3"].error, found["γ=3"].drop) < 1e-6
     between = {3: 7.5, 4: 7.9375, 5: 8.375, 6: 8.8125, 7: 9.25}
-    assert fitting.alone(found) == close(between)
+    assert by_loop.alone(found) == close(between)
 
 
 @pytest.mark.sweep
 def test_a_loop_is_timed_as_it_runs(pair, monkeypatch):
-    """Whoever drafts γ tokens in every round is timed with `fixed` drafts: on an accelerator that
-    is another program, whose rounds all take the same."""
-    steady, fixed = [], []
+    """Whoever drafts γ tokens in every round is timed as it is: on an accelerator that is another
+    program, whose rounds all take the same. Alone on a CPU it drafts single tokens too."""
+    steady, timed = [], []
     side_by_side = timing.side_by_side
 
     def watched(methods, *given, **options):
-        fixed.append([(by.policy.fixed, int(by.policy.length)) for by in methods.values()])
+        timed.append([(*name.split(", "), by.policy.fixed) for name, by in methods.items()])
         return side_by_side(methods, *given, **options)
 
     monkeypatch.setattr(timing, "side_by_side", watched)
-    monkeypatch.setattr(fitting, "fit", lambda *_, **options: steady.append(options["steady"]))
-    loops = {"policies": build(pair, pair.draft, 2, policy=Undecided()),
-             "γ=2": build(pair, pair.draft, 2)}  # fmt: skip
+    monkeypatch.setattr(stopwatch, "fit", lambda *_, **options: steady.append(options["steady"]))
+    static = {"γ=2": build(pair, pair.draft, 2)}
+    loops = {"policies": build(pair, pair.draft, 2, policy=Undecided()), **static}
     texts = decoding.tokenize(pair.target, TEXTS[:1])
     own = {"mine": build(pair, pair.draft, 2)}  # a policy of a loop that it shares decides nothing
+    run = {"max_new_tokens": 4, "key": jax.random.key(0), "repeats": 1}
     for accelerator in (False, True):
-        monkeypatch.setattr(fitting.devices, "is_accelerator", lambda _, there=accelerator: there)
-        fitting.measure(loops | own, pair.target, texts, max_new_tokens=4, key=jax.random.key(0),
-                        repeats=1, passes_of={"mine": "policies"})  # fmt: skip
-    assert steady == [set(), {"γ=2"}]
-    assert fixed[0] == [(False, 0), (False, 1), (False, 2), (True, 2), (False, 1), (False, 2)]
+        monkeypatch.setattr(devices, "is_accelerator", lambda _, there=accelerator: there)
+        shared = {"passes_of": {"mine": "policies"}}
+        stopwatch.measure(loops | own, pair.target, texts, **shared, **run)
+        stopwatch.measure(static, pair.target, texts, **run)
+    assert steady == [set(), set(), {"γ=2"}, {"γ=2"}]
+    both = [
+        *(("policies", f"{length} drafted", False) for length in range(3)),
+        ("γ=2", "2 drafted", True),
+        *(("mine", f"{length} drafted", False) for length in (1, 2)),
+    ]
+    assert timed == [both, [("γ=2", f"{length} drafted", True) for length in (1, 2)], both,
+                     [("γ=2", "2 drafted", True)]]  # fmt: skip
 
 
 def numbers(found):
@@ -240,27 +227,27 @@ def spread(found, name):
 def test_costs_reproduce():
     """Five measurements with 2% of noise on each call are within 5% of each other. Without calls
     of one round the fixed time of a call is anyone's guess."""
-    found = [fitting.fit(LOOPS, calls(noise=0.02, seed=seed)) for seed in range(5)]
+    found = [fit.fit(LOOPS, calls(noise=0.02, seed=seed)) for seed in range(5)]
     names = numbers(found[0])
     assert len(names) == 4 + 8 + 2
     assert {name: spread(found, name) for name in names if spread(found, name) > 0.05} == {}
     assert all(0 < table["policies"].error < 0.04 for table in found)
-    alike = [fitting.fit(LOOPS, calls((9,), noise=0.02, seed=seed)) for seed in range(5)]
+    alike = [fit.fit(LOOPS, calls((9,), noise=0.02, seed=seed)) for seed in range(5)]
     assert spread(alike, "a call of plain decoding") > 0.5
 
 
 def test_a_longer_draft_is_never_cheaper():
     """Where it was timed as cheaper, by a fifth, the costs keep the order and say so."""
-    found = fitting.fit(LOOPS, calls(took=TOOK | {("policies", 7): 0.8 * TOOK["policies", 4]}))
+    found = fit.fit(LOOPS, calls(took=TOOK | {("policies", 7): 0.8 * TOOK["policies", 4]}))
     for name, table in found.items():
         assert np.all(np.diff(table.round_times(table.gamma_max)) >= 0), name
         assert table.drop == close(0.2)
         assert table.largest_error > 0.05
     # A pass of eight positions, by itself, below one of four.
-    wider = fitting.fit(LOOPS, calls(took=TOOK | {("γ=7", 7): 0.9 * TOOK["γ=3", 3]}))
+    wider = fit.fit(LOOPS, calls(took=TOOK | {("γ=7", 7): 0.9 * TOOK["γ=3", 3]}))
     assert wider["policies"].drop == close(0.1)
     # A round without a draft is not a shorter draft.
-    found = fitting.fit(LOOPS, calls(took=TOOK | {("policies", 0): 2 * TOOK["policies", 1]}))
+    found = fit.fit(LOOPS, calls(took=TOOK | {("policies", 0): 2 * TOOK["policies", 1]}))
     assert found["policies"].drop < 1e-6
 
 
@@ -274,27 +261,27 @@ def test_a_pass_that_a_wider_one_undercuts():
     fits = {k: min(w for w in widths if w > k) for k in range(8)}
     took = {("a", k): passes[fits[k]] + begin * (k > 0) + 0.1 * k for k in range(8)} | {CALL: 3.0}
     timed = [(work, sum(took[kind] * n for kind, n in work.items())) for work in works]
-    table = fitting.fit({"a": widths}, timed)["a"]
+    table = fit.fit({"a": widths}, timed)["a"]
     kept = [4.4, 4.4, 4.4, 6.5, 6.5, 6.5]
     assert table.verify.tolist() == close([2.5, *kept, 6.5])
     assert table.draft == close(0.1)
-    assert fitting.pruned(widths[:-1], table) == (1, 4)
+    assert fit.pruned(widths[:-1], table) == (1, 4)
     without = [(work, took) for work, took in timed if ("a", 6) not in work]
-    table = fitting.fit({"a": widths}, without)["a"]
+    table = fit.fit({"a": widths}, without)["a"]
     assert table.verify.tolist() == close([2.5, 4.4, 4.4, 4.4, 6.4, 6.4, *[6.4 * 8 / 6] * 2])
     # Nor does the narrowest, if all rounds drafted.
     without = [(work, took) for work, took in timed if ("a", 0) not in work]
     without += [({CALL: 1, ("a", 3): n}, 3.0 + n * took["a", 3]) for n in (1, 9)]
-    assert fitting.fit({"a": widths}, without)["a"].verify[0] > 0
+    assert fit.fit({"a": widths}, without)["a"].verify[0] > 0
 
 
 def test_calls_that_say_nothing():
     """No rounds, no costs. Rounds that noise leaves no time still have some: a policy needs costs
     that are positive, and the error says what they are worth."""
     with pytest.raises(ValueError, match="has a round of 'policies'"):
-        fitting.fit(LOOPS, [({CALL: 1}, 1.0), ({CALL: 1}, 2.0)])
+        fit.fit(LOOPS, [({CALL: 1}, 1.0), ({CALL: 1}, 2.0)])
     short, long = {CALL: 1, ("a", 0): 1}, {CALL: 1, ("a", 0): 9}
-    noise = fitting.fit({"a": (2,)}, [(short, 7.0), (long, 3.0)])["a"]
+    noise = fit.fit({"a": (2,)}, [(short, 7.0), (long, 3.0)])["a"]
     assert noise.verify.tolist() == close([0.01, 0.01])  # of (7 + 3)/(1 + 9)
     assert noise.error > 0.2
     assert np.isnan(noise.token)
@@ -302,11 +289,11 @@ def test_calls_that_say_nothing():
 
 def test_a_poor_fit_stops_a_race():
     """By its error, or by its order; a good one does not."""
-    found = fitting.fit(LOOPS, calls(noise=0.02))
+    found = fit.fit(LOOPS, calls(noise=0.02))
     assert doubts.poor_fit("draft at T=0", found["policies"]) == ""
     poor = doubts.poor_fit("draft at T=0", found["policies"], 0.001)
     assert "The costs of draft at T=0 fit poorly: a typical call is off by" in poor
-    noisy = fitting.fit(LOOPS, calls(noise=0.3))
+    noisy = fit.fit(LOOPS, calls(noise=0.3))
     assert "fit poorly" in doubts.poor_fit("draft at T=0", noisy["policies"])
     odd = dataclasses.replace(found["policies"], drop=jnp.float32(0.2))
     assert "cheaper by up to 20%" in doubts.poor_fit("draft at T=0", odd)
@@ -316,11 +303,7 @@ def test_a_clock_that_stands_still():
     """Also one that was set back; the message is not that of a cost of 0."""
     for seconds in (0.0, -1.0):
         with pytest.raises(ValueError, match="the clock stands still or went back"):
-            fitting.fit({"a": (2,)}, [({"call": 1, ("a", 0): 1}, 1.0), ({"call": 1}, seconds)])
-    took = dict.fromkeys([("target", 0), ("draft", 0), ("verify", 1), ("round", 1)], 0.0)
-    for table in (phases.medians, functools.partial(phases.pass_times, rows=2)):
-        with pytest.raises(ValueError, match="the clock stands still"):
-            table([took])
+            fit.fit({"a": (2,)}, [({"call": 1, ("a", 0): 1}, 1.0), ({"call": 1}, seconds)])
 
 
 def test_a_gamma_without_a_cost():
@@ -378,16 +361,14 @@ def test_always_counts_its_rounds():
         assert lasted[0] == 0 <= lasted[1]
         assert counts[:, n + 1 :].sum() == 0
         assert counts[0, n] >= counts[0].sum() - n
-        _, accepted, tested, _ = state.policy
-        assert accepted.tolist() == state.stats.accepted.tolist()
-        by_count = np.minimum(np.arange(4) + 1, n)  # where n tokens are drafted
-        most = state.stats.accepted_lengths @ by_count
-        assert most[0] - n <= tested[0] <= most[0]  # the last round drafts what is left
+        # Drafts of one length need no counts: all but the last rounds have room for it.
+        known = counting.note(state)
+        assert sum(known._replace(rounds=None).by_length(n)) == sum(known.by_length(n))
     assert lasted[1] > 0
     refusing = test_loops.method_of(*two, policy=Always(jnp.int32(3), refuses=True))
-    counting = dataclasses.replace(refusing, drafter=race.Counting(refusing.drafter))
+    watched = dataclasses.replace(refusing, drafter=race.Counting(refusing.drafter))
     state, called = (
-        test_loops.run(by, inputs_of([[1, 0], [2, 1]]), [30, 30]) for by in (refusing, counting)
+        test_loops.run(by, inputs_of([[1, 0], [2, 1]]), [30, 30]) for by in (refusing, watched)
     )
     assert loop.decode._cache_size() == before + 2  # that which counts is another
     assert state.stats.drafted.tolist() == [0, 0]
@@ -408,8 +389,6 @@ def test_always_counts_no_token_behind_an_eos():
     found = counting.note(state)
     ended = state.length < state.limit
     assert ended.sum() > 4
-    assert found.tokens[0].tolist() == state.stats.accepted.tolist()
-    assert found.tokens[1].tolist() == state.stats.tested.sum(axis=1).tolist()
     assert 0 < found.tokens[0].sum() < found.tokens[1].sum()
 
 
@@ -433,7 +412,7 @@ def test_a_policy_decides_and_is_not_followed():
     assert told[3].policy.rounds_by_length[:, 1:3].sum() <= 2  # at the end
     for state in (told[-1], told[3]):
         tested = state.policy.policy.evidence.lasting.tested
-        assert np.all(tested > 0.5 * state.policy.tested)
+        assert np.all(tested > 0.5 * state.stats.tested.sum(axis=1))
 
 
 @pytest.mark.sweep
@@ -441,23 +420,19 @@ def test_what_is_timed(pair, monkeypatch):
     """Calls of one token and of whole outputs, of every loop; each is the sum of its rounds. What
     was tested and accepted is counted by output."""
     seen, told = [], []
-    inner = fitting.acceptance
-    monkeypatch.setattr(fitting, "acceptance", lambda *given: told.append(given) or inner(*given))
-    monkeypatch.setattr(fitting, "fit", lambda *given, **options: seen.append((*given, options)))
-    deciding, always = [], fitting.Always
-    monkeypatch.setattr(
-        fitting, "Always", lambda *a, **refuses: deciding.append(a) or always(*a, **refuses)
-    )
+    inner = stopwatch.acceptance
+    monkeypatch.setattr(stopwatch, "acceptance", lambda *given: told.append(given) or inner(*given))
+    monkeypatch.setattr(stopwatch, "fit", lambda *given, **options: seen.append((*given, options)))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     shared = build(pair, pair.draft, 3, passes=(1,), policy=Undecided())
     loops = {"policies": shared, "γ=2": build(pair, pair.draft, 2)}
     loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.parse("svip"))
-    fitting.measure(
+    stopwatch.measure(
         loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0), repeats=1,
         passes_of={"svip": "policies"}, plain=build(pair, None),
         untimed=texts[2:], refusals=True,
     )  # fmt: skip
-    ((widths, found, alpha, between, error, options),) = seen
+    ((widths, found, *shares, options),) = seen
     assert widths == {"policies": (1, 4), "γ=2": (3,)}
     assert options == {"passes_of": {"svip": "policies"}, "steady": set()}
     works = [work for work, _ in found]
@@ -470,16 +445,11 @@ def test_what_is_timed(pair, monkeypatch):
     # Plain, 0 1 2 3, γ=2, and 1 and 3 with svip; two texts, two budgets.
     assert len(works) == (1 + 4 + 1 + 2) * 2 * 2
     assert works[-1]["svip", 3] > 0
-    assert [(int(n), policy) for n, policy in deciding[-4:-1]] == [
-        (2, loops["γ=2"].policy), *((n, loops["svip"].policy) for n in (1, 3))
-    ]  # fmt: skip
     assert all(seconds > 0 for _, seconds in found)
     assert [dict(work) for work in works[:4]] == [
         {PLAIN_CALL: 1, TOKEN: tokens} for tokens in (1, 1, *outputs)
     ]
-    assert 0 < alpha < 1
-    assert 0 < between < 1
-    assert 0 < error < 1
+    assert all(0 < share < 1 for share in shares)
     ((accepted, tested),) = told
     real = generate(pair.target, pair.draft, TEXTS[:3], max_new_tokens=12, gamma=3,
                     policy=Always(jnp.int32(2)), rounds=True)  # fmt: skip
@@ -488,8 +458,6 @@ def test_what_is_timed(pair, monkeypatch):
     for round_ in real.rounds:
         rejected[round_["input"]] += round_["accepted"] < round_["drafted"]
     assert (tested - accepted).tolist() == rejected
-    short = [work for work in works[4:] if work in ({CALL: 1, (name, 0): 1} for name in loops)]
-    assert len(short) >= (4 + 1) * 2
     real = generate(pair.target, pair.draft, TEXTS[:2], max_new_tokens=12, gamma=2)
     for work, row in zip(works[-10:-8], real.rows, strict=True):
         rounds = {kind: n for kind, n in work.items() if kind != CALL}
@@ -506,7 +474,7 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
     monkeypatch.setattr(
         decoding, "prepare", lambda *a, **k: widths.append(k["width"]) or prepare(*a, **k)
     )
-    fitting.measure(
+    stopwatch.measure(
         {"loop": build(pair, pair.draft, 1)}, pair.target, texts[:1], max_new_tokens=4,
         key=jax.random.key(0), repeats=1, untimed=texts[1:],
     )  # fmt: skip
@@ -518,17 +486,17 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
 def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     """Three texts fill batches of two; the rounds are those of the row that had the most."""
     seen, told = [], []
-    monkeypatch.setattr(fitting, "fit", lambda loops, calls, *_, **__: seen.extend(calls))
-    monkeypatch.setattr(fitting, "acceptance", lambda *given: told.append(given) or (0.5, 0.1))
+    monkeypatch.setattr(stopwatch, "fit", lambda loops, calls, *_, **__: seen.extend(calls))
+    monkeypatch.setattr(stopwatch, "acceptance", lambda *given: told.append(given) or (0.5, 0.1))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
-    fitting.measure(
+    stopwatch.measure(
         {"loop": build(pair, pair.draft, 2)}, pair.target, texts, max_new_tokens=12,
         key=jax.random.key(0), repeats=1, batch_size=2,
     )  # fmt: skip
-    assert len(seen) == 2 + 2
+    assert len(seen) == 2 * (2 + 2)  # drafts of one token, and of two
     real = generate(pair.target, pair.draft, [*TEXTS[:3], TEXTS[0]], max_new_tokens=12, gamma=2)
     calls = real.target_calls
-    found = [sum(n for kind, n in work.items() if kind != CALL) for work, _ in seen]
+    found = [sum(n for kind, n in work.items() if kind != CALL) for work, _ in seen[4:]]
     assert found == [1, 1, max(calls[:2]), max(calls[2:])]
     ((accepted, _),) = told
     assert accepted.tolist() == [row.accepted for row in real.rows[:3]]
@@ -570,8 +538,8 @@ def test_rows_and_static_loops():
     for table in found.values():
         again = Costs(**json.loads(json.dumps(table.as_row())))
         assert jax.tree.all(jax.tree.map(np.array_equal, table, again))
-    assert fitting.static_costs(found, 3) is found["γ=3"]
-    between = fitting.static_costs(found, 2)
+    assert by_loop.static_costs(found, 3) is found["γ=3"]
+    between = by_loop.static_costs(found, 2)
     assert rounds(between, 2) == [2.1, 2.4, 2.5]
     assert between.call == 3
 
@@ -584,7 +552,7 @@ def test_what_outputs_tell_of_acceptance():
     tested = rng.integers(20, 200, 400)
     for own, expected in ((rng.beta(2, 2, 400), 0.2), (np.full(400, 0.5), 0.0)):
         accepted = rng.binomial(tested, own)
-        alpha, between, error = fitting.acceptance(accepted, tested)
+        alpha, between, error = fit.acceptance(accepted, tested)
         assert alpha == accepted.sum() / tested.sum()
         assert between == pytest.approx(expected, abs=0.02)
         some = rng.integers(400, size=(2000, 400))
@@ -592,24 +560,24 @@ def test_what_outputs_tell_of_acceptance():
         assert error == pytest.approx(again.std(), rel=0.15)
     # Half of the tokens of two outputs and none of two others. Between outputs the mean square is
     # 250/3, within 500/3996, and 83.2/(83.3 + 999/8) = .4.
-    alpha, between, error = fitting.acceptance(np.array([500, 500, 0, 0]), np.full(4, 1000))
+    alpha, between, error = fit.acceptance(np.array([500, 500, 0, 0]), np.full(4, 1000))
     assert (alpha, between) == (0.25, pytest.approx((2 * 0.05 + 4 * 0.4) / 6, rel=0.01))
     assert error == pytest.approx(np.sqrt(0.1875 * (between + (1 - between) / 1000) / 4))
     # Of one output with four tokens α has the variance .1875 · (.05 + .95/4).
-    found = fitting.acceptance(np.array([0, 3]), np.array([0, 4]))
+    found = fit.acceptance(np.array([0, 3]), np.array([0, 4]))
     assert found == (0.75, 0.05, pytest.approx(np.sqrt(0.1875 * 0.2875)))
-    assert fitting.acceptance(np.array([4, 4]), np.array([4, 4])) == (1.0, 0.025, 0.0)
-    assert np.isnan(fitting.acceptance(np.zeros(2, int), np.zeros(2, int))).all()
+    assert fit.acceptance(np.array([4, 4]), np.array([4, 4])) == (1.0, 0.025, 0.0)
+    assert np.isnan(fit.acceptance(np.zeros(2, int), np.zeros(2, int))).all()
 
 
 def test_static_loops_that_nothing_is_known_of():
     """Beyond those that were timed a pass would seem to cost as much as the widest of them."""
     found = {f"γ={g}": Costs(0.1, [1.0] * (g + 1)) for g in (4, 2)}
     found["policies"] = Costs(0.1, [1.0] * 9)
-    assert list(fitting.gammas(found)) == [2, 3, 4]
+    assert list(by_loop.gammas(found)) == [2, 3, 4]
     for gamma in (1, 5):
         with pytest.raises(ValueError, match=rf"γ={gamma} has no cost: those of 2 … 4"):
-            fitting.static_costs(found, gamma)
+            by_loop.static_costs(found, gamma)
 
 
 @pytest.mark.parametrize(
@@ -623,9 +591,9 @@ def test_static_loops_that_nothing_is_known_of():
 def test_given(said, widths, shared):
     """γc + v + overhead; a policy pays for the smallest pass that holds its draft."""
     assert commands.widths(said.split(","), 3) == widths
-    made = fitting.by_formula(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
+    made = by_loop.by_formula(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
     assert rounds(made["policies"]) == shared
-    full = [fitting.static_costs(made, gamma).round_times(gamma)[-1] for gamma in (1, 2, 3)]
+    full = [by_loop.static_costs(made, gamma).round_times(gamma)[-1] for gamma in (1, 2, 3)]
     assert full == close([1.5, 1.8, 2.1])
     with pytest.raises(ValueError, match="--widths=1,x"):
         commands.widths(["1", "x"], 3)
@@ -649,7 +617,7 @@ def test_who_needs_costs(pair, tmp_path, monkeypatch):
     assert not policies.needs_costs("policy_with_costs:mine(None)")
     # Its costs are of all lengths, of which it will take one.
     timed = []
-    monkeypatch.setattr(fitting, "measure", lambda loops, *_, **__: timed.append(loops) or loops)
+    monkeypatch.setattr(stopwatch, "measure", lambda loops, *_, **__: timed.append(loops) or loops)
     for name in ("policy_with_costs:mine", "goodput"):
         method, key = build(pair, pair.draft, 3), jax.random.key(0)
         fitting.costs_for(name, method, pair.target, TEXTS[:1], max_new_tokens=4, key=key)
@@ -734,5 +702,5 @@ def test_policies_may_share_a_prefill(pair, monkeypatch):
 def test_a_length_beside_a_tree_is_refused(pair):
     """As by `generate`; before, it was not read."""
     with pytest.raises(ValueError, match="its own depth"):
-        timing.measure_speedup(pair.target, pair.draft, TEXTS[:1], gamma=3, tree="fixed(2, 1)",
-                               max_new_tokens=4, key=0)  # fmt: skip
+        measure_speedup(pair.target, pair.draft, TEXTS[:1], gamma=3, tree="fixed(2, 1)",
+                        max_new_tokens=4, key=0)  # fmt: skip

@@ -14,13 +14,13 @@ from eagles import KINDS, eagle_of, features_of, target_of
 from specjax import loop, speculative
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import eagle
+from specjax.measure.counting import Always
 from specjax.models.decoder import Decoder
 from specjax.models.memory import nbytes
 from specjax.policies import constant
 from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
-from specjax.tuning.counting import Always
 from table_models import inputs_of
 from tiny_models import quick
 from toy_policies import Erratic, Scripted

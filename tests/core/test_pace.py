@@ -11,7 +11,6 @@ import specjax
 from pairs import TEXTS
 from specjax.measure import metrics, timing
 from specjax.support import command_line
-from specjax.tuning import pace as paces
 from specjax.tuning.pace import Pace, reduced
 from specjax.tuning.recommendation import Candidate, cannot_win, recommend
 
@@ -120,15 +119,15 @@ def test_a_forecast_comes_before_measurements(pair, minutes):
     )  # fmt: skip
     short = minutes < 1
     assert said[3] == f"decoding {4 if short else len(TEXTS)} inputs for α"
-    assert said[4:6] == [
-        "measuring α, while the phases of a round compile", "timing the phases of a round",
-    ]  # fmt: skip
+    assert said[4] == "measuring α, while loops of a few lengths compile"
+    assert "turn 1 of 3" in said[6]
+    assert ("no time for turn 3 of 3" in said) == short
     (lookup,) = chosen.candidates
     assert set(lookup.steps) == {"1", "2", "3"}
     if lookup.dropped:
-        assert said[6] == f"not timed: {lookup.dropped}"
+        assert said[-1] == f"not timed: {lookup.dropped}"
     else:
-        assert said[6] == "compiling plain decoding and speculative"
+        assert "compiling plain decoding and speculative" in said
         assert ("no time for turn 3 of 4" in said) == short
 
 
@@ -143,22 +142,6 @@ def test_without_a_limit_everything_is_timed(pair):
     assert "timing plain decoding and speculative, turn 4 of 4" in said
     with pytest.raises(ValueError, match="minutes=-1"):
         Pace(-1)
-
-
-def test_costs_of_short_measurements_are_shared(pair, monkeypatch):
-    """Passes of the target are timed with the first candidate alone."""
-    monkeypatch.setattr(paces, "MAX_THOROUGH_SHARE", 0.0)
-    sizes, stopwatch = [], paces.phases.stopwatch
-
-    def watched(method, contexts, state, gammas, rounds, **how):
-        sizes.append((list(gammas), list(rounds), how["token"]))
-        return stopwatch(method, contexts, state, gammas, rounds, **how)
-
-    monkeypatch.setattr(paces.phases, "stopwatch", watched)
-    both = specjax.select(pair.target, ["lookup", pair.draft], TEXTS, **RUN).candidates
-    assert sizes == [([3], [], True), ([], [], False)]
-    assert not both[0].remarks
-    assert both[0].v == both[1].v or both[0].gamma != both[1].gamma
 
 
 def test_tune_says_its_forecast_first(pair):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from specjax import decoding, generate, policies
-from specjax.policies import Costs, PassTimes
+from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.rules import Token
 from specjax.sampling import Sampling
@@ -95,7 +95,7 @@ NEEDED = {
     "head": {"params": linear_head(3)},
     "fixed": {"slots": 2},
     "by_batch_size": {"table": {1: 2}},
-    "early_stop": {"times": PassTimes([2], [1.0])},
+    "early_stop": {"times": Costs(0.0, [1.0], positions=[2])},
 }
 
 

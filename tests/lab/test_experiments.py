@@ -258,7 +258,7 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
         assert re.search(rf"target calls .* {counts.tokens} .* {counts.iterations} ", printed)
         assert re.search(rf"drafted .* 0 .* {counts.drafted} ", printed)
         assert re.search(r"Speedup \d+\.\d\d, with prefill \d+\.\d\d; expected of c = ", printed)
-        assert "phases, estimated: draft" in printed
+        assert "loop, estimated: draft" in printed
     refused(compare("--config.method=autoregressive"), "compare=True needs", "speculative")
 
 
@@ -1017,7 +1017,7 @@ def test_the_last_words_name_the_best_row():
     slow = speedups.conclusion([{**row, "c": 1.2, "smaller": True}])
     assert "c = 1.20: a draft with fewer parameters is slower than the target" in slow
     far = speedups.conclusion([{**row, "predicted": 1.9}])
-    assert "a speedup of 3.46, where the times of the phases give 1.90" in far
+    assert "a speedup of 3.46, where the times of its rounds give 1.90" in far
     busy = speedups.conclusion([{**row, "load_per_core": 5.0}])
     assert busy.startswith("The machine was busy: a load average of up to 5.0")
 

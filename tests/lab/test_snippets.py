@@ -27,7 +27,7 @@ from experiments import tasks
 from experiments.beam import decoding as beam
 from pairs import TEXTS
 from specjax.checkpoints import finding
-from specjax.measure import batches, phases
+from specjax.measure import batches
 from specjax.support import command_line as support
 
 NOT_RUN = "# Not run in the tests: "
@@ -87,7 +87,6 @@ def reader(monkeypatch, tmp_path, pair):
         (specjax, "measure_alpha", {"max_new_tokens": 8}),
         (beam, "beam_search", {"max_new_tokens": 6}),
         (specjax, "select", {"max_new_tokens": 8, "timed_inputs": 1, "repeats": 1}),
-        (phases, "measure", {"steps": 2, "repeats": 1}),
         (batches, "pass_times", {"max_new_tokens": 8, "repeats": 1}),
     ):
         monkeypatch.setattr(module, name, shortened(getattr(module, name), limits))

@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import by_loop
 from experiments.when import synthetic
 from experiments.when.synthetic import Chances
 from specjax import formulas
+from specjax.measure import stopwatch
 from specjax.policies import constant, parse
 from specjax.replay import replay
-from specjax.tuning import fitting
 
 KEY = jax.random.key(1)
 MANY = {"outputs": 1024, "tokens": 128, "gamma_max": 1}
@@ -120,12 +121,12 @@ def test_constants_are_the_papers(alpha):
     formula's or as good."""
     c, verify, most = 0.1, 0.05, 8
     passes = [1 + verify * gamma for gamma in range(most + 1)]
-    tables = fitting.by_formula(c, passes, 0.0, ())
+    tables = by_loop.by_formula(c, passes, 0.0, ())
     found = synthetic.rollouts(Chances(alpha), KEY, outputs=32, tokens=1000, gamma_max=most)
     gammas = range(1, most + 1)
     replayed = replay.replay([constant(gamma) for gamma in gammas], found, KEY)
     speedups = [
-        float(replay.score(one, found, tables[fitting.static(gamma)]).speedup[0])
+        float(replay.score(one, found, tables[stopwatch.static(gamma)]).speedup[0])
         for gamma in gammas
         for one in [jax.tree.map(lambda counts, at=gamma - 1: counts[at : at + 1], replayed)]
     ]
@@ -139,8 +140,8 @@ def test_constants_are_the_papers(alpha):
 def test_the_oracle_bounds_all(verify):
     """And beliefs that are the chances are worth more than beliefs that say nothing."""
     passes = [1 + verify * gamma for gamma in range(7)]
-    tables = fitting.by_formula(0.2, passes, 0.0, range(1, 7))
-    costs = tables[fitting.POLICIES]
+    tables = by_loop.by_formula(0.2, passes, 0.0, range(1, 7))
+    costs = tables[stopwatch.POLICIES]
     policies = [constant(2), parse("lookahead", costs=costs), parse("goodput", costs=costs)]
     speedups = []
     for informativeness in (0.0, 1.0):

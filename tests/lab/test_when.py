@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import command_line
+from experiments import by_loop
 from experiments.when import pictures, points, sweep, synthetic
+from specjax.measure import stopwatch
 from specjax.replay import rollouts
 from specjax.support import files
-from specjax.tuning import fitting
 
 CONFIG = """
 from configs import when
@@ -56,7 +57,7 @@ def traces(tmp_path):
         outputs=24, tokens=16, gamma_max=3,
     )  # fmt: skip
     rollouts.save(directory / "draft-T1.npz", made)
-    tables = fitting.by_formula(0.1, [1.2, 1.3, 1.4, 1.5], 0.0, ())
+    tables = by_loop.by_formula(0.1, [1.2, 1.3, 1.4, 1.5], 0.0, ())
     trace = {
         "draft": "families/prose/draft", "task": "prose", "temperature": 1.0, "dtype": "float32",
         "file": "draft-T1.npz", "costs": {name: of.as_row() for name, of in tables.items()},
@@ -124,9 +125,9 @@ def test_judged_by_hand():
 
 def test_narrow_passes():
     """Passes of three lengths cost what their static loops do, one without a draft a step."""
-    tables = fitting.by_formula(0.1, [1.0, 1.3, 1.5, 1.9], 0.2, ())
+    tables = by_loop.by_formula(0.1, [1.0, 1.3, 1.5, 1.9], 0.2, ())
     assert points.passes(tables, 3) == pytest.approx([1.5, 1.7, 2.1])
-    found = points.narrow(tables, 3)[fitting.POLICIES]
+    found = points.narrow(tables, 3)[stopwatch.POLICIES]
     assert found.round_times(3).tolist() == pytest.approx([1.0, 1.6, 1.9, 2.4])
     assert points.cost_columns(tables, 3) == pytest.approx(
         {"c": 0.1, "first": 1.4667, "verify": 0.3}, abs=1e-3

@@ -3,18 +3,16 @@
 The paper takes v = 1: scoring γ+1 positions costs as much as scoring one, which holds while reading
 the weights dominates. Here v is measured.
 
-A tree has levels where a chain has tokens. Its drafting is timed as a whole and divided by its
-levels, and its verify pass sees all of its nodes.
+The library times whole calls (`specjax.measure.stopwatch`), and its costs of a round are theirs.
+Here a round is taken apart, to see what it takes beside its draft steps and its verify pass.
 
 A call also takes a fixed time: dispatch, and first rounds on weights that the encoder has evicted
 from the caches. Separate calls measure it (`Costs.overhead`).
 """
 
 import dataclasses
-import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,21 +24,17 @@ from specjax import sampling as smp
 from specjax import types
 from specjax.dice import dice_for
 from specjax.drafters.base import proposal
-from specjax.loop import Method, decode
+from specjax.loop import Method
 from specjax.measure import doubts
-from specjax.policies import Costs, PassTimes, constant
+from specjax.measure.compiling import at_once
+from specjax.policies import Costs, constant
 from specjax.sampling import Purpose
 from specjax.speculative import Contexts
 from specjax.state import State
-from specjax.trees.drafting import Allowed
-from specjax.trees.nodes import layout, lineage
-from specjax.trees.speculative import grow
 
 # Seconds of one step of ("target", 0), ("draft", 0), ("verify", γ), ("round", γ) and
 # ("packed", positions), and of whole calls ("call", γ, rounds).
 Sample = Mapping[Hashable, float]
-# Jitted phases and calls, by what they run.
-Programs = MutableMapping[Hashable, Any]
 # A loop, a function that encodes and begins, and a number of rounds.
 Call = tuple[Method, Callable[[], tuple[Any, State]], int]
 
@@ -55,8 +49,6 @@ def stopwatch(
     steps: int = 20,
     calls: Iterable[Call] = (),
     sizes: Iterable[int] = (),
-    programs: Programs | None = None,
-    token: bool = True,
 ) -> Callable[[], dict[Hashable, float]]:
     """Compile the phases and calls, and return a function that times each of them once.
 
@@ -67,40 +59,29 @@ def stopwatch(
     Args:
       contexts, state: from `loop.start`, with a budget and a buffer that leave room for rounds of
         the largest γ; the state is copied once.
-      gammas: draft lengths at which to measure v. A tree is measured at its depth, γ_max, alone.
+      gammas: draft lengths at which to measure v.
       rounds: draft lengths at which to measure a whole round too, as a constant policy runs it.
       calls: loops whose fixed time to measure: plain decoding, and a speculative one whose γ_max is
         among `rounds` and whose policy drafts that many in every round. The function of each
         encodes and returns as `loop.start` does; it runs right before the timing, since the state
         is donated. The number of rounds is about what outputs take, since the first are slower.
       sizes: positions of all rows together, of packed verify passes to measure.
-      programs: those of an earlier stopwatch, which are not compiled again for a method of the same
-        shapes; new ones are added.
-      token: False: a target step is not timed.
 
     Raises:
       ValueError: a speculative call whose γ_max is not among `rounds`.
     """
-    tree, size = method.branches, {method.gamma_max}
-    passes, whole = ({*of} & size if tree else {*of} for of in (gammas, rounds))
-    levels = method.gamma_max if tree else 1  # that one drafting phase makes
+    passes, whole = {*gammas}, {*rounds}
     made = {("call", loop.gamma_max, count): (loop, begin) for loop, begin, count in calls}
     for _, gamma, _ in made:
         if gamma and gamma not in whole:
             raise ValueError(f"A call with γ={gamma} needs {gamma} among `rounds`.")
-    draft = _draft_tree if tree else _draft_step
-    phases: dict[Hashable, Callable] = {("target", 0): _target_step} if token else {}
-    phases["draft", 0] = draft
-    for gamma in sorted(passes | whole):
-        phases["verify", gamma] = _verify_tree if tree else partial(_verify, gamma=gamma)
+    phases: dict[Hashable, Callable] = {("target", 0): _target_step, ("draft", 0): _draft_step}
+    phases |= {("verify", g): partial(_verify, gamma=g) for g in sorted(passes | whole)}
     phases |= {("round", g): partial(_round, gamma=g) for g in sorted(whole)}
     phases |= {("packed", size): partial(_packed, size=size) for size in sizes}
     runs = {name: partial(_repeat, phase, steps) for name, phase in phases.items()}
     runs |= {name: partial(_repeat, _any_round, name[2]) for name in made}
-    programs = {} if programs is None else programs
-    for name, run in runs.items():
-        programs.setdefault((name, steps, tree), jax.jit(run, donate_argnames="state"))
-    jitted = {name: programs[name, steps, tree] for name in runs}
+    jitted = {name: jax.jit(run, donate_argnames="state") for name, run in runs.items()}
     held = [jax.tree.map(jnp.copy, state)]
 
     def arguments(name):
@@ -122,7 +103,7 @@ def stopwatch(
         if name in made:
             return seconds
         held[0] = state
-        return seconds / steps / (levels if name == ("draft", 0) else 1)
+        return seconds / steps
 
     at_once(compile_, jitted)
 
@@ -136,9 +117,8 @@ def stopwatch(
 def medians(samples: Sequence[Sample]) -> Costs:
     """Take medians of a `stopwatch`'s samples as costs.
 
-    `verify` and `rest` are interpolated between the draft lengths that were timed, and up to the
-    whole of a tree. A pass of one position is a target step. Without a round `rest` is NaN, and
-    without calls so are their fixed times.
+    `verify` and `rest` are interpolated between the draft lengths that were timed. A pass of one
+    position is a target step. Without a round `rest` is NaN, and without calls so are their times.
     """
     took: dict[Any, float] = {
         name: float(np.median([sample[name] for sample in samples])) for name in samples[0]
@@ -165,74 +145,6 @@ def medians(samples: Sequence[Sample]) -> Costs:
         **fixed,
         **dict.fromkeys(("error", "largest_error", "drop"), 0.0),
     )
-
-
-def pass_times(samples: Sequence[Sample], rows: int) -> PassTimes:
-    """Take medians of a `stopwatch`'s samples as times for `policies.early_stop`.
-
-    Args:
-      samples: with the largest γ among its `gammas` and `rounds`.
-      rows: rows of the batch. All positions of a draft of that γ are the largest pass.
-    """
-    took: dict[Any, float] = {
-        name: float(np.median([sample[name] for sample in samples])) for name in samples[0]
-    }
-    doubts.check_clock(took.values())
-    gamma = max(count for kind, count, *_ in took if kind == "verify")
-    passes = {size: t for (kind, size, *_), t in took.items() if kind == "packed"}
-    passes |= {rows * (gamma + 1): took["verify", gamma]}
-    draft = took["draft", 0]
-    rest = max(took["round", gamma] - gamma * draft - took["verify", gamma], 0.0)
-    sizes = sorted(passes)
-    times = [passes[size] for size in sizes]
-    return PassTimes(sizes, times, draft=draft, rest=rest, token=took["target", 0])
-
-
-def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Call a function that compiles on each item: on a CPU in threads, since XLA leaves cores idle.
-
-    Elsewhere one after the other, since compilation may try kernels on the device and time them. So
-    too with several processes, which must run their programs in the same order.
-    """
-    alone = jax.default_backend() == "cpu" and jax.process_count() == 1
-    workers = os.cpu_count() if alone else 1
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(function, items))  # raises the error of a call
-
-
-def compile_at_once(methods: Iterable[Method], begin: Callable[[Method], Any]) -> bool:
-    """Compile `start` and `decode` of each method side by side, on a CPU that holds all of it.
-
-    Elsewhere nothing is compiled here, since shapes alone do not say where the arrays will lie; the
-    result is False then.
-
-    Args:
-      begin: returns the context and state of a method, by `start`.
-    """
-    if jax.default_backend() != "cpu" or jax.device_count() > 1:
-        return False
-    parts: list[Callable[[], Any]] = []
-    for method in {jax.tree.structure(method): method for method in methods}.values():
-        shapes = jax.eval_shape(partial(begin, method))
-        parts += [partial(begin, method), decode.lower(method, *shapes).compile]
-    at_once(lambda part: part(), parts)
-    return True
-
-
-def measure(
-    method: Method,
-    contexts: Contexts,
-    state: State,
-    gammas: Iterable[int] = (),
-    rounds: Iterable[int] = (),
-    *,
-    steps: int = 20,
-    repeats: int = 9,
-    programs: Programs | None = None,
-) -> Costs:
-    """Measure costs by `repeats` timings of every phase; see `stopwatch` for the arguments."""
-    take = stopwatch(method, contexts, state, gammas, rounds, steps=steps, programs=programs)
-    return medians([take() for _ in range(repeats)])
 
 
 def _repeat(phase, steps, method, contexts, state):
@@ -296,45 +208,11 @@ def _packed(method, contexts, state, *, size):
     return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
 
 
-def _draft_tree(method, contexts, state):
-    depth, nodes = (jnp.full_like(state.length, n) for n in (method.gamma_max, method.shape.nodes))
-    allowed = Allowed(depth, nodes)
-    drafted = grow(method)(method, contexts.drafter, state, allowed, dice_for(method))
-    # All of the tree is read, so that XLA computes all of it.
-    token = jnp.max(drafted.nodes.tokens, axis=1)
-    kept = jax.tree.map(lambda old, new: new[:, 0], state.drafter, drafted.levels[0].states)
-    return _with_last(state, token, drafter=kept)
-
-
-def _verify_tree(method, contexts, state):
-    nodes = jnp.arange(method.slots - 1, dtype=jnp.int32)[None, :]
-    last = _last(state)[:, None]
-    block = jnp.concatenate([last, (last + nodes) % method.target.vocab_size], axis=1)
-    if method.dynamic:  # any tree will do: the cost depends on its size alone
-        depth = jnp.minimum(jnp.arange(method.slots, dtype=jnp.int32), 1)[None, :]
-        parent = jnp.zeros_like(depth)
-    else:
-        parent, depth = (jnp.asarray(x)[None] for x in (method.shape.parent, method.shape.depths))
-    tree = layout(lineage(parent, depth, method.gamma_max), depth)
-    call = types.Call(state.length - 1, tree)
-    hidden, cache = method.target(block, call, contexts.target, state.cache)
-    logprobs = smp.standardize(method.target.logits(hidden), method.sampling)
-    return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
-
-
 def _round(method, contexts, state, *, gamma):
-    size = {} if method.branches else {"gamma_max": gamma}
-    method = dataclasses.replace(method, policy=constant(gamma), **size)
-    return _same_round(method, contexts, _resized(state, gamma), state)
-
-
-def _same_round(method, contexts, state, before=None):
-    """Run a round of the method's policy, and return to the state before it.
-
-    So every round has the same work to do.
-    """
-    after, _ = method.step(contexts, state)
-    return (before or state).replace(
+    """Run a round, and return to the state before it: every round has the same work to do."""
+    method = dataclasses.replace(method, policy=constant(gamma), gamma_max=gamma)
+    after, _ = method.step(contexts, _resized(state, gamma))
+    return state.replace(
         tokens=after.tokens, cache=after.cache, drafter=after.drafter, rounds=after.rounds
     )
 

@@ -1,0 +1,109 @@
+"""Speculation beside plain decoding on the same inputs: the speedup, and the costs of a round."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jax import Array
+from jaxtyping import Key
+
+from specjax import decoding, drafters
+from specjax.autoregressive import Autoregressive
+from specjax.defaults import NEW_TOKENS
+from specjax.drafters.base import Drafter
+from specjax.loop import Method
+from specjax.measure import stopwatch
+from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison, Say, side_by_side, silent
+from specjax.models.checkpoint import Checkpoint
+from specjax.policies import Policy
+from specjax.rules import AcceptanceRule
+from specjax.sampling import Sampling, as_sampling, key_for
+from specjax.support import memory_maps
+from specjax.support.ranges import whole
+from specjax.support.renamed import refuses
+from specjax.trees import Shape
+from specjax.types import Text
+
+
+@refuses
+def measure_speedup(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str,
+    texts: Sequence[Text],
+    *,
+    gamma: int | None = None,
+    sampling: Sampling | None = None,
+    max_new_tokens: int = NEW_TOKENS,
+    key: Key[Array, ""] | int | None = None,
+    batch_size: int = 1,
+    max_source_len: int | None = None,
+    rule: AcceptanceRule | str | None = None,
+    policy: Policy | str | None = None,
+    passes: Sequence[int] = (),
+    tree: Shape | str | None = None,
+    check_tokens: bool = True,
+    repeats: int = 3,
+) -> Comparison:
+    """Measure and predict the speedup of speculation over plain decoding on these texts.
+
+    Both loops decode every text in turns, `repeats` times after a first time that compiles. Blank
+    sources of an encoder-decoder are left out. For the arguments and errors see `specjax.generate`;
+    a policy that needs costs must already have them.
+
+    Raises:
+      ValueError: every text is blank, or repeats < 1.
+    """
+    whole("repeats", repeats, "[1, ∞)")
+    chosen = as_sampling(sampling)
+    key = key_for(chosen, key)
+    how: dict[str, Any] = {"rule": rule, "policy": policy, "passes": passes, "tree": tree}
+    how["check_tokens"] = check_tokens
+    decoding.check_depth(gamma, tree)
+    method = decoding.with_draft(target, draft, gamma=gamma, sampling=chosen, **how)
+    decoding.check_texts(texts)
+    kept = [text for text in texts if not decoding.is_blank(target, text)]
+    if not kept:
+        raise ValueError("Nothing to measure: every text is blank.")
+    return compare(
+        method,
+        target,
+        decoding.tokenize(target, kept, max_source_len),
+        max_new_tokens=max_new_tokens,
+        key=key,
+        batch_size=batch_size,
+        names=(target.name, drafters.name_of(draft)),
+        repeats=repeats,
+    )
+
+
+@memory_maps.kept(methods=4)  # both loops, and as many programs for their costs
+def compare(
+    method: Method,
+    target: Checkpoint,
+    sources: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    batch_size: int = 1,
+    names: tuple[str, str] = ("target", "draft"),
+    repeats: int = 3,
+    say: Say = silent,
+) -> Comparison:
+    """Decode by plain decoding and by a speculative loop in turns, and measure costs of rounds.
+
+    Costs are of the first batch, with drafts of γ_max tokens or whole trees.
+
+    Args:
+      sources: ids from `decoding.tokenize`, none empty, one output each.
+      say: reports what is compiled and timed.
+    """
+    run: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "key": key, "batch_size": batch_size, "names": names,
+        "repeats": repeats, "say": say,
+    }  # fmt: skip
+    plain = Autoregressive(method.target, method.sampling, method.eos_ids)  # without a rule's noise
+    both: dict[str, Method] = {PLAIN: plain, SPECULATIVE: method}
+    found = side_by_side(both, target, sources, **run)
+    width = decoding.common_width(sources)
+    costs = stopwatch.costs_of(method, target, sources[:batch_size], width=width, **run)
+    return dataclasses.replace(found, _costs=costs)
