@@ -563,7 +563,7 @@ def keeps_by(policy, *, own: bool):
 
 
 @pytest.mark.parametrize("name", BY_SLOT)
-def test_budgets(name):
+def test_allocation(name):
     """Handed out as in the loop: exact, and biased once a chance reads its own token."""
 
     found = audit(keeps_by(BY_SLOT[name], own=False), "lengths")

@@ -36,7 +36,7 @@ def test_lines_are_the_rounds(policy):
     expected = [[] for _ in range(3)]
     step = jax.jit(speculative.step)
     while not np.all(state.done):
-        _, allowed = policy.begin(state.policy, 3)
+        _, allowed = policy.begin(state.policy, ~state.done, 3)
         state, round_ = step(method, contexts, state)
         for row in np.flatnonzero(round_.active):
             count = int(round_.drafted[row])
