@@ -201,7 +201,7 @@ def test_policies_that_read_beliefs_are_refused():
         replayed([policies[name]], steps)
     _, found = replayed([policies[name] for name in ("heuristic", "goodput")], steps)
     assert (found.drafted.sum(axis=(1, 2)) > 0).all()
-    with pytest.raises(ValueError, match=r"^AdaEdl reads entropy, and .* counts alone: [^\n]*$"):
+    with pytest.raises(ValueError, match=r"^AdaEdl reads entropy, and .* counts alone: "):
         replayed([policies["adaedl"]], steps)
     with pytest.raises(ValueError, match=r"^Lookahead reads logprob"):
         replayed([policies["lookahead"]], steps)
