@@ -51,8 +51,8 @@ def decoding(rows: Sequence[Row]) -> Section:
         ("speedup", lambda r: _speedup(r) if _is_speculative(r) else "–"),
         ("predicted", lambda r: number(r["predicted"] if _is_speculative(r) else None)),
         ("at α", lambda r: number(r["speedup_at_alpha"] if _is_speculative(r) else None)),
-        ("c", lambda r: number(r["c"] if _is_speculative(r) else None, 3)),
-        ("v(γ)", lambda r: number(r["v"] if _is_speculative(r) else None)),
+        ("c", lambda r: number(r.get("c") if _is_speculative(r) else None, 3)),
+        ("v(γ)", lambda r: number(r.get("v") if _is_speculative(r) else None)),
         ("overhead", lambda r: f"{r['overhead_share']:.1%}" if _is_speculative(r) else "–"),
     ]
     notes = sorted({row["peer_note"] for row in lines if row["peer_note"]})
