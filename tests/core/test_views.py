@@ -1,5 +1,5 @@
 """Views of a target that own parameters: what they start as, whose arrays they hold, and files.
-test_exits.py has early exits, test_parts.py enumerates, and tests/lab/test_training_views.py trains."""
+test_exits.py has early exits, test_parts.py enumerates; tests/lab/test_training_views.py trains."""
 
 import dataclasses
 import json
