@@ -303,7 +303,7 @@ def test_packed_positions():
     back = call.unpack(call.pack(x))
     assert back[0, :2].tolist() == [0, 1]
     assert back[2, :3].tolist() == [8, 9, 10]
-    assert pack(x, None) is x
+    assert Call(call.start).pack(x) is x
     assert unpack(x, None) is x
 
 
