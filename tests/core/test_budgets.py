@@ -304,7 +304,7 @@ def test_packed_positions():
     assert back[0, :2].tolist() == [0, 1]
     assert back[2, :3].tolist() == [8, 9, 10]
     assert Call(call.start).pack(x) is x
-    assert unpack(x, None) is x
+    assert Call(call.start).unpack(x) is x
 
 
 @pytest.mark.parametrize("greedy", [True, False])
