@@ -1,6 +1,5 @@
-"""Views of a target with parameters of their own: how they start, whose arrays they hold, files.
-
-test_exits.py has early exits, test_parts.py enumerates, tests/lab/test_training_views.py trains."""
+"""Views of a target that own parameters: what they start as, whose arrays they hold, and files.
+test_exits.py has early exits, test_parts.py enumerates; tests/lab/test_training_views.py trains."""
 
 import dataclasses
 import json
