@@ -364,10 +364,10 @@ def test_a_faulty_policy(policy, message):
 @pytest.mark.sweep
 def test_a_pair_that_depends_on_each_other(monkeypatch):
     """A loop that lets rows peek: the outputs of two rows are no longer independent."""
-    import test_together
+    import test_slots
     from specjax.testing import common as checks
 
-    faulty = functools.partial(checks.joint_distribution, step=test_together.peeking_step)
+    faulty = functools.partial(checks.joint_distribution, step=test_slots.peeking_step)
     monkeypatch.setattr(checks, "joint_distribution", faulty)
     with pytest.raises(AssertionError, match=r"Gossip, two rows together: P.* the target's is"):
         check_policy(Gossip())
