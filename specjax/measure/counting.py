@@ -81,7 +81,7 @@ class Sized(Policy):
 
     def update(self, state, round_):
         positions = jnp.sum(jnp.where(round_.active, round_.drafted + 1, 0))
-        sizes = jnp.arange(state.shape[1], dtype=jnp.int32)
+        sizes = jnp.arange(state.shape[1], dtype=jnp.int32)[None, :]
         return where_active(round_, state + (sizes == positions).astype(jnp.int32), state)
 
 
