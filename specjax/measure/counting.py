@@ -81,13 +81,8 @@ class Sized(Policy):
 
     def update(self, state, round_):
         positions = jnp.sum(jnp.where(round_.active, round_.drafted + 1, 0))
-<<<<<<< HEAD
         sizes = jnp.arange(state.shape[1], dtype=jnp.int32)
         return where_active(round_, state + (sizes == positions)[None, :].astype(jnp.int32), state)
-=======
-        sizes = jnp.arange(state.shape[1], dtype=jnp.int32)[None, :]
-        return where_active(round_, state + (sizes == positions).astype(jnp.int32), state)
->>>>>>> wt-tune
 
 
 class Note(NamedTuple):
