@@ -426,7 +426,7 @@ def test_pack():
     assert inputs.source_len.tolist() == [3, 1, 1]
     assert inputs.prompt.tolist() == [[9], [9], [9]]
     assert inputs.prompt_len.tolist() == [1, 1, 1]
-    assert {x.dtype for x in inputs} == {jnp.dtype("int32")}
+    assert {x.dtype for x in jax.tree.leaves(inputs)} == {jnp.dtype("int32")}
 
 
 def test_a_start_token_other_than_padding(pair, plain):
