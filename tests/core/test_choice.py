@@ -104,7 +104,7 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     table = Costs(0.1, [1.0, 1.0, 1.0, 9.0], alpha=0.6, token=1.0)
-    method = method_of(pair, parse("lookahead", costs=table), passes=(3,))
+    method = method_of(pair, parse("lookahead", costs=table), passes=(3 * batch_size,))
     texts = decoding.tokenize(pair.target, TEXTS[:4])
     options = {"max_new_tokens": 8, "key": KEY, "batch_size": batch_size}
     found = trials.faster(method, pair.target, texts, **options)

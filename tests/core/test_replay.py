@@ -390,7 +390,7 @@ class Script(Policy):
     def init(self, keys, gamma_max):
         return jnp.zeros(keys.shape, jnp.int32)
 
-    def begin(self, state, gamma_max):
+    def begin(self, state, live, gamma_max):
         return state + 1, self.lengths[state]
 
 
