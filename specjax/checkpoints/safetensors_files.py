@@ -1,9 +1,10 @@
-"""Finds and writes the tensors of safetensors files, a piece at a time."""
+"""Finds, reads and writes the tensors of safetensors files, a piece at a time."""
 
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from specjax.checkpoints import tensors
-from specjax.checkpoints.tensors import (
-    AGAIN,
-    DTYPES,
-    Stored,
-    Tensor,
-    Unread,
-    contiguous,
-    read_into,
-)
+from specjax.checkpoints.tensors import AGAIN, DTYPES, At, Tensor, Unread, read_into
 
 # Names of dtypes in a header, and numpy's.
 NAMES = {
@@ -34,18 +27,47 @@ NAMES = {
 FLOATS = [stored for stored, name in NAMES.items() if name in tensors.FLOATS]
 
 
+@dataclass(frozen=True)
+class SafeTensor(Tensor):
+    """A tensor of a safetensors file."""
+
+    name: str
+
+    def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
+        """Yield a few rows at a time.
+
+        The file is opened anew for each piece: safetensors maps it into memory, where pages that
+        were read count as a second copy until it is closed.
+        """
+        if not self.shape:
+            with _open(self.file) as file:
+                yield (), file.get_tensor(self.name)
+            return
+        yield from self.within(tuple(slice(0, size) for size in self.shape))
+
+    def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
+        """Yield a few rows at a time; nothing else of the file is read."""
+        rows, *others = part
+        lengths = [axis.stop - axis.start for axis in others]
+        count = max(1, tensors.CHUNK // max(1, math.prod(lengths) * self.dtype.itemsize))
+        whole = [slice(0, length) for length in lengths]
+        for begin in range(rows.start, rows.stop, count):
+            end = min(begin + count, rows.stop)
+            with _open(self.file) as file:
+                piece = file.get_slice(self.name)[(slice(begin, end), *others)]
+            yield (slice(begin - rows.start, end - rows.start), *whole), piece
+            del piece
+
+
 def find(path: Path) -> dict[str, Tensor]:
     """Find all tensors of one file by name; ValueError if it is cut short or damaged."""
     found: dict[str, Tensor] = {}
-    with _open(path) as file, path.open("rb") as stream:  # the library has checked the header
-        size = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(size))
+    with _open(path) as file:
         for name in file.keys():  # noqa: SIM118
-            stored, shape = header[name]["dtype"], tuple(header[name]["shape"])
+            entry = file.get_slice(name)
+            stored, shape = entry.get_dtype(), tuple(entry.get_shape())
             if stored in NAMES:
-                begin = 8 + size + header[name]["data_offsets"][0]
-                dtype = DTYPES[NAMES[stored]]
-                found[name] = Stored(path, dtype, shape, begin, contiguous(shape))
+                found[name] = SafeTensor(path, DTYPES[NAMES[stored]], shape, name)
             else:
                 reason = f"is stored as {stored}; supported are {', '.join(FLOATS)}."
                 found[name] = Unread(path, np.dtype(np.void), shape, f"{path}: {name!r} {reason}")
