@@ -95,15 +95,16 @@ class Settings:
         files.check_regular(pathlib.Path(path))
         row = files.read_json(pathlib.Path(path))
         known = {field.name for field in dataclasses.fields(cls)}
-        if widths := row.pop("widths", None):  # of 0.2: positions of each row
-            rows = bucket(row.get("tuned_for", {}).get("batch_size", 1))
-            row["passes"] = [width * rows for width in widths]
+        widths = row.pop("widths", ())  # of 0.2: positions of each row
         if "gamma" not in row or not set(row) <= known:
             raise ValueError(f"{os.fspath(path)} holds no settings: `Settings.save` writes them.")
         try:
             costs = row.get("costs")
+            if widths:
+                rows = bucket(row.get("tuned_for", {}).get("batch_size", 1))
+                row["passes"] = [width * rows for width in widths]
             return cls(**row | {"costs": None if costs is None else Costs.from_row(costs)})
-        except ValueError as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{os.fspath(path)} holds no settings: {error} `Settings.save` writes them."
             ) from None

@@ -127,9 +127,10 @@ def method_of(
 
 def with_costs(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
     """Measure and print costs, and build the loop with its policy and these costs."""
-    found = fitting.costs_for(config.policy, method, target, texts, **measuring(config, texts))
+    run = measuring(config, texts)
+    found = fitting.costs_for(config.policy, method, target, texts, **run)
     print(f"{config.policy}: measured {fitting.words(found)}", file=sys.stderr)
-    return fitting.with_costs(method, config.policy, found)
+    return fitting.with_costs(method, config.policy, found, run["batch_size"])
 
 
 def chosen(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:

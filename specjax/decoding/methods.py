@@ -295,6 +295,11 @@ def with_policy(method: M, policy: Policy) -> M:
             f"{name} decides token by token whether a chain goes on, or what of it is verified. "
             'Trees go with policies that decide before a draft, such as "goodput" and "nodes".'
         )
+    if by_slot(policy) and not policy.reads_batch:
+        raise ValueError(
+            f"{name} decides which slots of all rows are verified, so a row depends on its "
+            "neighbours: declare reads_batch = True in its class."
+        )
     if counts_nodes(policy) and not method.branches:
         raise ValueError(f"{name} sets the number of a tree's nodes: give a tree, or leave it out.")
     if method.passes and by_slot(policy) and not getattr(method.target, "packs", False):

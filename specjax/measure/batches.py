@@ -7,6 +7,7 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import decoding
+from specjax.batching import bucket
 from specjax.defaults import GAMMA, NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.measure.stopwatch import of_positions
@@ -57,7 +58,7 @@ def pass_times(
     Raises:
       ValueError: see `generate`.
     """
-    sizes = tuple(sizes) or default_sizes(batch_size, gamma)
+    sizes = tuple(sizes) or default_sizes(bucket(batch_size), gamma)
     # A policy that verifies all, so that the time of `allocate` is part of a round.
     method = decoding.build(
         target, draft, gamma=gamma, sampling=as_sampling(sampling),

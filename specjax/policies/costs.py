@@ -1,7 +1,7 @@
 """Costs: the table of times of calls and rounds on one machine.
 
 A jitted loop cannot read a clock, so the table is made outside it, in seconds:
-`measure.stopwatch` times whole calls. Policies, verify budgets, the choice of a tree, replay, its
+`measure.stopwatch` times whole calls. Policies, the choice of a tree, replay, its
 oracle and every predicted speedup read the same table.
 Only ratios matter to them, so another unit, such as target steps, works as well.
 """
@@ -31,8 +31,8 @@ class Costs:
         Costs(draft=0.1, verify=[1.0, 1.1, 1.2])  # in target steps, for drafts of up to 2 tokens
         Costs(0.002, [0.011, 0.013, 0.024], positions=[8, 16, 40])  # in seconds, of eight rows
 
-    A policy reads the times by drafted tokens (`round_times`), a verify budget those of any number
-    of positions (`exact`); `of_rows` makes the table of a policy from one by positions.
+    Policies of draft lengths read the times by drafted tokens (`round_times`), those that decide
+    slot by slot the ones of any number of positions (`exact`); `of_rows` makes the former of these.
     """
 
     draft: Float[Array, ""]  # of one call of the drafter, its distribution and draw

@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Float
 
 from specjax.policies.bandits import Played, rewarded, speedups, unplayed, with_best_arm
-from specjax.policies.base import Policy, counts_nodes
+from specjax.policies.base import Policy, by_slot, counts_nodes
 from specjax.policies.constant import Undecided
 from specjax.policies.costs import Costs, checked, round_costs
 from specjax.policies.loading import parse
@@ -118,7 +118,7 @@ def _arm(arm: Policy | str) -> Policy:
     made = parse(arm) if isinstance(arm, str) else arm
     has("arms", made, ("begin", "update"), "draft-length policies, or their names")
     check_pytree("arms", made)
-    if made.reads_batch or made.needs_shorter or counts_nodes(made):
+    if made.reads_batch or by_slot(made) or made.needs_shorter or counts_nodes(made):
         raise ValueError(
             f"arms={shown(made)} reads other rows, shorter drafts or trees: an arm decides the "
             "length of its own row's drafts by its own rounds."

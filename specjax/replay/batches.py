@@ -69,6 +69,8 @@ class Oracle(Policy):
     The state is the number of tokens that each row would get accepted, which `Foreseeing` knows.
     """
 
+    reads_batch = True
+
     times: Costs
 
     def init(self, keys, gamma_max):

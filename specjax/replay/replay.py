@@ -148,7 +148,7 @@ def replay(
         if policy.reads_batch:
             raise ValueError(
                 f"{type(policy).__name__} reads its batch, and outputs are replayed as rows of one "
-                "that never was: time it by experiments.batch."
+                "that never was: take specjax.replay.batches.serve."
             )
     keys = _draw_keys(rollouts, key, draws)
     kinds: dict[Any, list[int]] = {}

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.models.tapped import Tapped
 
 import specjax
 from eagles import eagle_of
@@ -58,8 +57,6 @@ class Apart(LanguageModel):
 
 def apart(model):
     """A target, whole or as a drafter sees it, whose encoding no drafter reads."""
-    if isinstance(model, Tapped):
-        return dataclasses.replace(model, model=apart(model.model))
     return Apart(**vars(model))
 
 

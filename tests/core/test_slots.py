@@ -10,7 +10,7 @@ import pytest
 
 import test_loops
 from reference import total_variation
-from specjax import generate, loop, passes, policies, speculative
+from specjax import decoding, generate, loop, passes, policies, speculative
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import batches
 from specjax.policies import Costs, Observation, Policy, constant, heuristic
@@ -384,6 +384,7 @@ def test_the_loop_draws_the_target_s_outputs():
         (lambda: Costs(0.0, [1.0, 2.0], positions=[4, 2]), "ascending"),
         (lambda: Costs(0.0, [1.0], positions=[2, 4]), "a time for each"),
         (lambda: policies.both("svip", "svip"), "verifies all that was drafted"),
+        (lambda: policies.both("fixed(1)", "fixed(2)"), "decides slot by slot too"),
         (lambda: policies.both(3, "fixed(2)"), "first=3 must be a draft-length policy"),
         (lambda: policies.early_stop({}), "Costs"),
     ],
@@ -421,3 +422,30 @@ def test_times_of_packed_passes_are_measured(pair):
     early = generate(pair.target, pair.draft, texts, policy=policies.early_stop(found),
                      passes=found.positions, **options)  # fmt: skip
     assert [row.tokens for row in early.rows] == [row.tokens for row in plain.rows]
+
+
+@pytree
+class Alone(Policy):
+    """Decides slot by slot, and does not say that rows depend on each other."""
+
+    def verifies(self, state, slot):
+        return slot.taken < 1
+
+
+def test_what_two_policies_declare_together():
+    """What either learns from and carries over; plain decoding where the first prefers it."""
+    dear = Costs(9.0, [1.0] * 3, alpha=0.5, error=np.nan)
+    for first in ("hedge", policies.parse("goodput", costs=dear), "svip"):
+        first = policies.parse(first) if isinstance(first, str) else first
+        made = policies.both(first, "fixed(2)")
+        for what in ("needs_shorter", "carries"):
+            assert getattr(made, what) == getattr(first, what), (first, what)
+        assert made.prefers_plain(2, 9, 4) == first.prefers_plain(2, 9, 1)
+    assert policies.both("hedge", "fixed(2)").needs_shorter
+    assert policies.both(policies.parse("goodput", costs=dear), "fixed(2)").prefers_plain(2, 9)
+
+
+def test_rows_that_share_positions_depend_on_each_other(pair):
+    method = test_loops.method_of(pair.target.model, pair.draft.model)
+    with pytest.raises(ValueError, match=r"Alone decides which slots .*declare reads_batch = True"):
+        decoding.with_policy(method, Alone())
