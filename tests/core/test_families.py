@@ -58,7 +58,7 @@ def plain(row):
 WAYS = {
     "trees": lambda target: (near(target), {"tree": "fixed(2, 1)"}),
     "admission": lambda target: (near(target), {"batch_size": 2}),
-    "packed": lambda target: (near(target), {"budget": "fixed(2)"}),
+    "packed": lambda target: (near(target), {"policy": "fixed(2)"}),
     "int8": lambda target: (near(target_of(target.name)), {}),
     "EAGLE": lambda target: (eagle.fresh(target, version=3, heads=2, taps=(0, 1, 2)), {}),
     "early exit": lambda target: ("early_exit(layers=1)", {}),
