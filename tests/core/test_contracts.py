@@ -78,7 +78,7 @@ RETURNED = [  # the argument, the faulty function, and what the message says bes
     ("policy", {"go_on": lambda s, state, d: (state, d)}, r"is called with \(state, drafting, log"),
     ("policy", {"begin": lambda s, state, live, g: (state, live)}, r"bool\[2\]\) where"),
     ("policy", {"begin": lambda s, state, g: (state, g)}, r"is called with \(state, live, g"),
-    ("policy", {"verifies": lambda s, state, slot: slot.chance}, r"float32\[\] where bool\[\] is"),
+    ("policy", {"verifies": lambda s, state, slot: slot.chance, "reads_batch": True}, r"float32\[\] where bool\[\] is"),
     ("rule", {"stop": lambda s, *_: None}, r"None where float32\[2, 3\] is due"),
     ("rule", {"stop": like(lambda x: x[:, 1:], rules.Token, "stop")}, r"\[2, 2\] where .*\[2, 3\]"),
     ("rule", {"stop": like(lambda x: x.astype(jnp.float16), rules.Token, "stop")}, "float16"),
