@@ -1,16 +1,20 @@
-# `make demo` and `make test` need git, make and a Python from 3.11 to 3.13, and nothing else.
-# Another interpreter: make setup PYTHON=python3.12
+# `make demo` and `make test` need git, make and a Python from 3.11 on, and nothing else.
+# Another interpreter: make setup PYTHON=python3.14
+# The newest versions instead of the tested ones: make test LOCK=requirements-newest.lock
 
 PYTHON ?= python3
+LOCK ?= requirements.lock
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock
-METADATA := setup.cfg requirements.lock
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK)
+METADATA := setup.cfg $(LOCK)
 # Tests compile much and compute little: most of their time went into what makes programs fast, and
-# into cutting them into parts for threads that other tests keep busy. Flags of XLA that do not exist
-# end the process: these are for the version in requirements.lock. Programs are kept, for the other
-# process and for the next run.
-QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 SPECJAX_TESTS_CACHE=.jax_cache/tests \
-  XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+# into cutting them into parts for threads that other tests keep busy. Programs are kept, for the
+# other process and for the next run. Flags of XLA that do not exist end the process: these are for
+# the version in requirements.lock.
+QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 SPECJAX_TESTS_CACHE=.jax_cache/tests
+ifeq ($(LOCK),requirements.lock)
+QUICKLY += XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo real pair quick test slow parity results lint types docs docs-serve \
@@ -83,22 +87,26 @@ release-check: .venv/test.stamp  ## sdist and wheel; the wheel in a clean enviro
 	  $(RELEASE)/*.tar.gz
 	$(PYTHON) -m venv $(RELEASE)/venv
 	$(RELEASE)/venv/bin/python -m pip install --quiet --disable-pip-version-check \
-	  -c requirements.lock $(RELEASE)/*.whl
+	  -c $(LOCK) $(RELEASE)/*.whl
 	SPECJAX_RELEASE=$(RELEASE) $(BIN)/python -m pytest tests/lab/test_wheel.py
 
-lock:  ## newest versions into requirements.lock (needs uv)
-	uv pip compile setup.cfg --all-extras --universal --python-version 3.11 --fork-strategy fewest \
-	  --no-annotate --custom-compile-command 'make lock' --upgrade --output-file requirements.lock
+# JAX 0.10 is the last one for Python 3.11.
+PIN := uv pip compile setup.cfg --all-extras --universal --fork-strategy fewest --no-annotate \
+  --custom-compile-command 'make lock' --upgrade
+
+lock:  ## newest versions for Python 3.11, and for 3.12 on, into both lock files (needs uv)
+	$(PIN) --python-version 3.11 --output-file requirements.lock
+	$(PIN) --python-version 3.12 --output-file requirements-newest.lock
 
 clean:  ## everything but the sources and runs/
 	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .jax_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An interpreter out of range is named at once, and a .venv that already works is kept.
+# An interpreter that is too old is named at once, and a .venv that already works is kept.
 $(BIN)/pip:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
-	  echo "specjax needs Python 3.11, 3.12 or 3.13, but '$(PYTHON)' is" \
-	    "$$($(PYTHON) --version 2>&1). Name another: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "specjax needs Python 3.11 or newer, but '$(PYTHON)' is" \
+	    "$$($(PYTHON) --version 2>&1). Name another: make setup PYTHON=python3.14" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
 .venv/setup.stamp: $(METADATA) | $(BIN)/pip
