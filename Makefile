@@ -80,6 +80,7 @@ docs-serve: .venv/docs.stamp  ## the site at http://127.0.0.1:8000, built again 
 RELEASE := build/release
 
 release-check: .venv/test.stamp  ## sdist and wheel; the wheel in a clean environment runs README's example
+	@! grep -n '<this repository>' README.md || { echo "Name the repository's address there." >&2; exit 1; }
 	rm -rf $(RELEASE)
 	mkdir -p $(RELEASE)
 	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('$(RELEASE)')" >$(RELEASE)/log
