@@ -80,7 +80,6 @@ docs-serve: .venv/docs.stamp  ## the site at http://127.0.0.1:8000, built again 
 RELEASE := build/release
 
 release-check: .venv/test.stamp  ## sdist and wheel; the wheel in a clean environment runs README's example
-	@! grep -n '<this repository>' README.md || { echo "Name the repository's address there." >&2; exit 1; }
 	rm -rf $(RELEASE)
 	mkdir -p $(RELEASE)
 	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('$(RELEASE)')" >$(RELEASE)/log
@@ -90,6 +89,7 @@ release-check: .venv/test.stamp  ## sdist and wheel; the wheel in a clean enviro
 	$(RELEASE)/venv/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c $(LOCK) $(RELEASE)/*.whl
 	SPECJAX_RELEASE=$(RELEASE) $(BIN)/python -m pytest tests/lab/test_wheel.py
+	@! grep -n '<this repository>' README.md || { echo "README lacks the address to clone." >&2; exit 1; }
 
 # JAX 0.10 is the last one for Python 3.11.
 PIN := uv pip compile setup.cfg --all-extras --universal --fork-strategy fewest --no-annotate \
