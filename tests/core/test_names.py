@@ -15,7 +15,7 @@ from specjax.policies.loading import NAMES as POLICIES
 from specjax.policies.loading import needs_costs
 from specjax.rules import Token
 from specjax.sampling import NAMES as FILTERS
-from specjax.sampling import Sampling
+from specjax.sampling import Filter, Sampling
 from specjax.support import named
 from specjax.trees import shapes
 
@@ -164,3 +164,20 @@ def test_a_name_and_a_value_are_the_same():
     for room in (rules, trees, policies):
         kinds = trees.shapes.NAMES if room is trees else room.NAMES
         assert all(getattr(room, path.rpartition(":")[2]) for path in kinds.values())
+
+
+def test_functions_of_python_itself_are_not_required():
+    """Such as `__annotate_func__`, which Python 3.14 puts into classes with annotations."""
+
+    class Protocol:
+        def __annotate_func__(self): ...
+        def begin(self): ...
+
+    class Part:
+        def begin(self): ...
+
+    named.check("part", "mine:part", Part(), Protocol)
+    with pytest.raises(ValueError, match="no function 'begin'"):
+        named.check("part", "mine:part", object(), Protocol)
+    with pytest.raises(ValueError, match="no function '__call__'"):
+        named.check("filter", "mine:part", Part(), Filter)
