@@ -38,10 +38,13 @@ def runs(fixed: bool, needed: Bool[Array, ""], always: Bool[Array, ""] | bool) -
     )
 
 
-def unless_idle(fixed: bool, needed: Bool[Array, ""], propose: Callable[[T], T], nothing: T) -> T:
+def unless_idle(method: Any, needed: Bool[Array, ""], propose: Callable[[T], T], nothing: T) -> T:
     """Return propose(nothing), or `nothing` where no row drafts; `Drafter.begin` catches up."""
+    if not method.skips:
+        return propose(nothing)
+    calls = runs(method.policy.fixed, needed, True)
     # Only results that are read may go through the conditional: beside others XLA copies caches.
-    return jax.lax.cond(runs(fixed, needed, True), propose, lambda nothing: nothing, nothing)
+    return jax.lax.cond(calls, propose, lambda nothing: nothing, nothing)
 
 
 def narrowed(
