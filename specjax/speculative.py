@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import passes
 from specjax.contracts import watched
 from specjax.dice import Dice, dice_for
+from specjax.drafters.abilities import learn_from
 from specjax.drafters.base import Drafter, Proposal, first_distribution, prefill, proposal
-from specjax.drafters.learning import learn_from
 from specjax.drafters.sharing import Contexts, started
 from specjax.policies.base import Observation, Policy, by_slot, first_state
 from specjax.policies.slots import allocate, rated

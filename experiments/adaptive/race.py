@@ -19,7 +19,7 @@ from experiments.reproduce import speedups
 from experiments.reproduce.study import Study, check_counts
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import Drafter
-from specjax.drafters.learning import learn
+from specjax.drafters.abilities import learn
 from specjax.loop import Method
 from specjax.measure import doubts, fit, stopwatch, timing
 from specjax.measure.counting import Undecided

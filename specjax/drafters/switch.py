@@ -23,11 +23,9 @@ from jaxtyping import Bool, Float, Int
 
 from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.drafters import attached, choices, loading, sharing
+from specjax.drafters.abilities import branches, is_free, learn, seen_by
 from specjax.drafters.base import Drafter, ModelDrafter, is_silent
-from specjax.drafters.branching import branches
 from specjax.drafters.choices import Choice, Evidence
-from specjax.drafters.learning import is_free, learn
-from specjax.drafters.observing import seen_by
 from specjax.drafters.resizing import over
 from specjax.models.checkpoint import Checkpoint
 from specjax.pytrees import pytree
@@ -63,7 +61,7 @@ class Switch(Drafter):
 
     @property
     def carries(self) -> bool:
-        """Whether the next batch starts from the choice's state (`Carries`)."""
+        """Whether the next batch starts from the choice's state."""
         return self.choice.carries
 
     def sees(self, target: Model) -> Model:
@@ -202,7 +200,7 @@ def _watched(
     state: Any,
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """Sum and number of a free drafter's chances, at verified positions that belong to the text
-    and where it proposes something; see `Learns`."""
+    and where it proposes something; see `Abilities.learn`."""
     places = jnp.arange(round_.gamma_max + 1, dtype=jnp.int32)
 
     def at(place):

@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 
 from specjax.contracts import check_part
-from specjax.drafters import observing, sharing
+from specjax.drafters import abilities, sharing
 from specjax.drafters.base import Drafter, prefill
 from specjax.rules import AcceptanceRule, Token
 from specjax.sampling import Sampling
@@ -73,7 +73,7 @@ def check_drafter(
     method = method_of(target, drafter, rule or Token(), Varying(), sampling)
     check_returns(method, rows)
     if guesses is None:
-        guesses = observing.guesses(drafter)
+        guesses = abilities.guesses(drafter)
     _check_histories(name, drafter, target, rows, guesses, np.random.default_rng(seed))
     check_output(f"{name} with {sampling}", method, inputs)
 

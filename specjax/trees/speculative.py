@@ -20,8 +20,8 @@ from jaxtyping import Float, Int
 from specjax import passes
 from specjax.contracts import watched
 from specjax.dice import Dice, dice_for
+from specjax.drafters.abilities import join
 from specjax.drafters.base import Drafter
-from specjax.drafters.branching import join
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Round
