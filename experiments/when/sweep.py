@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from experiments import by_loop
+from experiments.adaptive.policies import path
 from experiments.when import synthetic
 from experiments.when.synthetic import Chances
 from specjax.measure import stopwatch
@@ -109,9 +110,9 @@ def compare(
     where: list[dict[str, int]] = [{} for _ in tables]
     for name, settings in config.policies.to_dict().items():
         for at, costs in zip(where, tables, strict=True):
-            with_costs = {"costs": costs[stopwatch.POLICIES]} if takes(name, "costs") else {}
+            with_costs = {"costs": costs[stopwatch.POLICIES]} if takes(path(name), "costs") else {}
             if with_costs or at is where[0]:  # without costs it does the same at all
-                made.append(parse(name, **settings, **with_costs))
+                made.append(parse(path(name), **settings, **with_costs))
             at[name] = len(made) - 1
     replayed = replay.replay(made, found, jax.random.key(config.seed), draws=draws)
 

@@ -14,6 +14,8 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from specjax.support import renamed
+
 
 def make(
     kind: str, names: Mapping[str, str], text: str, protocol: type | None = None, /, **settings: Any
@@ -78,6 +80,8 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
     path = names.get(name, name) if isinstance(name, str) else ""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
+        if (moved := renamed.MOVED.get(f"{kind} {name}")) is not None:
+            raise ValueError(f"The {kind} {name!r} is {moved}.")
         raise ValueError(
             f"There is no {kind} {name!r}: it is one of {', '.join(names)}, or the import path "
             f"of your own as module:attribute.{meant(name, names)}"

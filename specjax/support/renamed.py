@@ -1,4 +1,4 @@
-"""Arguments of earlier versions, which are refused with the way out."""
+"""Arguments and names of earlier versions, which are refused with the way out."""
 
 import functools
 from collections.abc import Callable
@@ -12,6 +12,13 @@ DRAFTING = {
     "budget": "a verify budget is a policy: give policy=….",
     "sizes": POSITIONS,
     "widths": POSITIONS,
+}
+
+# Policies of 0.2 that left the package.
+BOARD = ("average", "exp3", "first_descent", "gammatune", "head", "hedge", "tapout", "ucb")
+MOVED = {
+    f"policy {name}": f"'experiments.adaptive.policies:{name}', in a checkout of the repository"
+    for name in BOARD
 }
 
 

@@ -12,6 +12,7 @@ import specjax
 import test_loops
 import test_replay
 import test_switch
+from experiments.adaptive.policies.bandits import Hedge, hedge
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
 from specjax import decoding
@@ -20,7 +21,6 @@ from specjax.decoding.starting import Past
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.choices import recent
 from specjax.policies import Costs, Policy, constant
-from specjax.policies.bandits import Hedge, hedge
 from specjax.policies.goodput import goodput
 from specjax.policies.heuristic import heuristic
 from specjax.policies.together import together

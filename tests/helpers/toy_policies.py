@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from experiments.adaptive import policies as board
+from experiments.adaptive.policies.acceptance_head import HeadParams
 from specjax import policies
 from specjax.policies import Costs, Policy
-from specjax.policies.acceptance_head import HeadParams
 from specjax.pytrees import pytree
 from specjax.testing.common import Varying as Erratic
 
@@ -134,7 +135,8 @@ def linear_head(width: int) -> HeadParams:
 
 
 def library(gamma_max: int, width: int) -> dict[str, Policy]:
-    """Every policy of rows for chains, for that γ_max and hidden states of that width.
+    """Every policy of rows for chains, for that γ_max and hidden states of that width: the
+    library's, and those of the leaderboard.
 
     The settings make each of them vary its lengths on the tables of the tests. A policy without
     settings here has its defaults.
@@ -162,10 +164,12 @@ def library(gamma_max: int, width: int) -> dict[str, Policy]:
     }
     return {
         name: policies.parse(
-            name,
+            path,
             **settings.get(name, {}),
-            **{key: value for key, value in known.items() if policies.loading.takes(name, key)},
+            **{key: value for key, value in known.items() if policies.loading.takes(path, key)},
         )
-        for name in policies.NAMES
+        for name, path in {
+            name: board.path(name) for name in (*policies.NAMES, *board.__all__)
+        }.items()
         if name not in FOR_TREES | BY_SLOT
     }

@@ -113,9 +113,7 @@ class Head(Policy):
 def head(params: HeadParams, threshold: float = 0.7) -> Head:
     """Make a SpecDec++ policy with a head from `training.train_head` or `load`."""
     if not isinstance(params, HeadParams):
-        raise ValueError(
-            f"params={params!r} must be a head, as specjax.policies.acceptance_head.load reads it."
-        )
+        raise ValueError(f"params={params!r} must be a head, as acceptance_head.load reads it.")
     return Head(
         params, jnp.float32(number("threshold", threshold, "[0, 1]", "it is a probability"))
     )
