@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.audit.kinds import Fault, Function, Problem, called
+from specjax.audit.randomness import Refused
 from specjax.rules.base import AcceptanceRule
 
 
@@ -20,8 +21,8 @@ def verifier(rule: Any, problems: list[Problem]) -> Function:
     """The rule as a function of the kind "verify", for these problems.
 
     Raises:
-      ValueError: the rule shares noise between target and draft. The function, if the rule raises
-        an exception, or returns arrays of other shapes.
+      ValueError: the rule shares noise between target and draft. The function raises it (`Refused`)
+        if the rule raises an exception, or returns arrays of other shapes.
     """
     noise = getattr(type(rule), "given_noise", AcceptanceRule.given_noise)
     if noise is not AcceptanceRule.given_noise:
@@ -43,11 +44,11 @@ def verifier(rule: Any, problems: list[Problem]) -> Function:
             try:
                 stop, following = called(ask, *(x[None] for x in given))
             except Fault as error:
-                raise ValueError(f"{rule!r} {error}.") from error
+                raise Refused(f"It {error}.") from error
             if (stop.shape, following.shape) != ((1, gamma + 1), (1, gamma + 1, size)):
-                raise ValueError(
-                    f"{rule!r}: stop and next_probs return shapes {stop.shape} and "
-                    f"{following.shape}, not {(1, gamma + 1)} and {(1, gamma + 1, size)}."
+                raise Refused(
+                    f"Its stop and next_probs return shapes {stop.shape} and {following.shape}, "
+                    f"not {(1, gamma + 1)} and {(1, gamma + 1, size)}."
                 )
             known[key] = stop[0, : len(drafts) + 1], following[0, :, : target_probs.shape[1]]
         stop, following = known[key]
