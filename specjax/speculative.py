@@ -31,7 +31,7 @@ from specjax.rounds import Drafts, Round, Verdict, judged_rule, round_of
 from specjax.rules import AcceptanceRule, at_tokens, given_noise, resolve_rule
 from specjax.sampling import Sampling
 from specjax.state import State, begin, block, commit, is_finite
-from specjax.types import Context, Inputs, Model
+from specjax.types import Call, Context, Inputs, Model
 
 
 @pytree
@@ -195,9 +195,8 @@ def verify(
     With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4. It
     returns log-probabilities of the tokens after c, d and e, and the hidden states.
     """
-    logprobs, hidden, cache = passes.scored(method, drafts, state, context)
-    finite = state.target_finite & is_finite(logprobs, ~state.done)
-    return logprobs, hidden, state.replace(cache=cache, target_finite=finite)
+    call = Call(state.length - 1, packing=drafts.packing)
+    return passes.scored(method, block(state, drafts.tokens), call, state, context)
 
 
 def accept(

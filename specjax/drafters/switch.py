@@ -246,10 +246,10 @@ def switch(
     """
     if not isinstance(drafts, Sequence) or isinstance(drafts, str) or len(drafts) < 2:
         raise ValueError(f"drafts={drafts!r} must be a list of two or more.")
-    size = target.model.vocab_size
+    size, load = target.model.vocab_size, load or functools.partial(loading.load, target=target)
     made = []
     for one in drafts:
-        loaded = (load or _loader(target))(one) if isinstance(one, str) else one
+        loaded = load(one) if isinstance(one, str) else one
         if isinstance(loaded, Checkpoint):
             check_pair(target, loaded, check_tokens=check_tokens)
             shared = sharing.shared_layers(loaded.model, target.model)
@@ -268,7 +268,3 @@ def switch(
     width = attached.width(target.model) if any(more) else 0
     shown = tuple(0 if own else width for own in more)
     return Switch(tuple(made), choices.parse(choice), size, shown)
-
-
-def _loader(target: Checkpoint) -> Callable[[str], Checkpoint | Drafter]:
-    return lambda name: loading.load(name, target)

@@ -28,7 +28,7 @@ from specjax.rounds import Round
 from specjax.rules import AcceptanceRule, given_noise, resolve_rule
 from specjax.sampling import Sampling
 from specjax.speculative import Contexts, start
-from specjax.state import State, block, commit, is_finite, left
+from specjax.state import State, block, commit, left
 from specjax.trees import drafting
 from specjax.trees.nodes import Nodes, layout, lineage, path_to, reach, taken
 from specjax.trees.rules import TreeRule, of_chain
@@ -171,11 +171,9 @@ def verify(
     method: TreeSpeculative, context: Context, state: State, read: Block
 ) -> tuple[tuple[Float[Array, "B C V"], Float[Array, "B C E"]], State]:
     """Run the target at the root and at each node: log-probabilities, and hidden states."""
-    place = Call(state.length - 1, read.tree), context, state.cache
-    hidden, cache = method.target(read.tokens, *place)
-    logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
-    finite = state.target_finite & is_finite(logprobs, ~state.done)
-    return (logprobs, hidden), state.replace(cache=cache, target_finite=finite)
+    call = Call(state.length - 1, read.tree)
+    logprobs, hidden, state = passes.scored(method, read.tokens, call, state, context)
+    return (logprobs, hidden), state
 
 
 def conclude(
