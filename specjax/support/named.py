@@ -54,13 +54,10 @@ def make(
 
 def check(kind: str, text: str, made: Any, protocol: type) -> None:
     """Raise ValueError unless a text's value is an instance with the functions of a protocol."""
+    functions = [name for name, value in vars(protocol).items() if inspect.isfunction(value)]
     # Other names with underscores are Python's own, such as `__annotate_func__` since 3.14.
-    functions = [
-        name
-        for name, value in vars(protocol).items()
-        if inspect.isfunction(value) and (name == "__call__" or not name.startswith("_"))
-    ]
-    missing = [name for name in functions if not callable(getattr(made, name, None))]
+    public = [name for name in functions if name == "__call__" or not name.startswith("_")]
+    missing = [name for name in public if not callable(getattr(made, name, None))]
     if missing or isinstance(made, type):
         reason = f"has no function {missing[0]!r}" if missing else "is a class and no value"
         raise ValueError(

@@ -14,11 +14,9 @@ DRAFTING = {
     "widths": POSITIONS,
 }
 
-# Policies of 0.2 that left the package.
-BOARD = ("average", "exp3", "first_descent", "gammatune", "head", "hedge", "tapout", "ucb")
 MOVED = {
     f"policy {name}": f"'experiments.adaptive.policies:{name}', in a checkout of the repository"
-    for name in BOARD
+    for name in ["average", "exp3", "first_descent", "gammatune", "head", "hedge", "tapout", "ucb"]
 }
 
 

@@ -198,24 +198,20 @@ def conclude(
     slot = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
     reached = reach(verdict.stop, lines)
     ratio = taken(_chance_below(verdict.stop, reached), seen[:, :-1])
+    known = verdict._replace(hidden=hidden)._asdict()
+    del known["path"]
     round_ = Round(
         active=~state.done,
         drafted=deepest,
-        accepted=accepted,
         emitted=after.length - state.length,
         overlap=ratio,
         ratio=ratio,
         belief_logprob=taken(_belief_below(nodes), seen[:, :-1]),
         submitted=slot < tested[:, None],
         left=left(after),
-        target_logprobs=verdict.target_logprobs,
-        hidden=hidden,
-        stop=verdict.stop,
-        next_probs=verdict.next_probs,
-        next_token=verdict.next_token,
         nodes=nodes,
-        node=verdict.node,
         reach=reached,
+        **known,
     )
     own = drafting.state_at(drafted.levels, path, accepted)
     drafter = join(method.drafter, own, drafted.rest)
