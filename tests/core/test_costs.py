@@ -511,7 +511,7 @@ def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
 def test_policies_read_ratios_alone(name):
     """In seconds or in target steps: the same drafts."""
     two = [random_table(seed, dtype=jnp.float32) for seed in (1, 1)]
-    policy = library(3, 3)[name]
+    policy = library(3, 3, board=True)[name]
     table = Costs(0.3, [1.0, 1.4, 1.5, 1.7])
     second = dataclasses.replace(table, draft=table.draft / 1024, verify=table.verify / 1024)
     found = []

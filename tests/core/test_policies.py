@@ -118,11 +118,11 @@ def test_positions_behind_an_eos_do_not_count():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", library(4, 2))
+@pytest.mark.parametrize("name", library(4, 2, board=True))
 def test_nothing_is_learned_from_behind_an_eos(name):
     """The second of four drafted tokens is an EOS. What the models say of those behind it, and
     whether they are accepted, changes no state."""
-    policy, states = library(4, 2)[name], []
+    policy, states = library(4, 2, board=True)[name], []
     for accepted, behind in ((2, 0.1), (3, 0.4), (4, 0.9)):
         each = [0.6, 0.7, behind, behind]
         state, _ = policy.begin(policy.init(keys_of(1), 4), LIVE, 4)
@@ -419,7 +419,7 @@ def test_lookahead_tries_again():
 @pytest.mark.sweep
 def test_finished_rows_learn_nothing():
     """The state of every policy stays as it was, but for one that keeps what is left of each."""
-    for name, policy in library(2, 3).items():
+    for name, policy in library(2, 3, board=True).items():
         state, _ = jax.jit(policy.begin, static_argnums=2)(policy.init(keys_of(2), 2), LIVE, 2)
         done = stats_of([2, 1], [1, 1], 2)._replace(active=jnp.array([True, False]))
         new = jax.jit(policy.update)(state, done)
@@ -467,7 +467,7 @@ def bias(method, budget) -> float:
 
 def test_other_settings_compile_nothing():
     """Every setting is data; what is static would be another program."""
-    for name, policy in library(2, 3).items():
+    for name, policy in library(2, 3, board=True).items():
         for field in dataclasses.fields(policy):
             assert not field.metadata.get("static"), (name, field.name)
         for leaf in jax.tree.leaves(policy):

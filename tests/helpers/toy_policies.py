@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from experiments.adaptive import policies as board
+from experiments.adaptive import policies as leaderboard
 from experiments.adaptive.policies.acceptance_head import HeadParams
 from specjax import policies
 from specjax.policies import Costs, Policy
@@ -134,13 +134,16 @@ def linear_head(width: int) -> HeadParams:
     )
 
 
-def library(gamma_max: int, width: int) -> dict[str, Policy]:
-    """Every policy of rows for chains, for that γ_max and hidden states of that width: the
-    library's, and those of the leaderboard.
+def library(gamma_max: int, width: int, board: bool = False) -> dict[str, Policy]:
+    """Every policy of rows for chains, for that γ_max and hidden states of that width.
 
     The settings make each of them vary its lengths on the tables of the tests. A policy without
     settings here has its defaults.
+
+    Args:
+      board: whether those of the leaderboard alone come too.
     """
+    names = [*policies.NAMES, *(leaderboard.__all__ if board else ())]
     # No two lengths are equally good.
     known = {"costs": Costs(0.217, [1.0] * (gamma_max + 1)), "params": linear_head(width)}
     rates = {"prior": 0.6, "weight": 1.0, "memory": 0.5}
@@ -164,12 +167,14 @@ def library(gamma_max: int, width: int) -> dict[str, Policy]:
     }
     return {
         name: policies.parse(
-            path,
+            leaderboard.path(name),
             **settings.get(name, {}),
-            **{key: value for key, value in known.items() if policies.loading.takes(path, key)},
+            **{
+                key: value
+                for key, value in known.items()
+                if policies.loading.takes(leaderboard.path(name), key)
+            },
         )
-        for name, path in {
-            name: board.path(name) for name in (*policies.NAMES, *board.__all__)
-        }.items()
+        for name in names
         if name not in FOR_TREES | BY_SLOT
     }

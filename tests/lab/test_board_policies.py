@@ -1,7 +1,4 @@
-"""Policies of the leaderboard alone: what each learns from a round.
-
-`check_policy` runs on all of them in `tests/core/test_parts.py`.
-"""
+"""Policies of the leaderboard alone: the contract of all, and what each learns from a round."""
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +24,19 @@ from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import Tally, goodput
 from specjax.policies.heuristic import heuristic
 from specjax.policies.together import together
+from specjax.testing import check_policy
 from test_policies import JUMP, drafts, keys_of, lengths, seen_of, stats_of
-from toy_policies import LIVE, linear_head
+from toy_policies import LIVE, OneOf, library, linear_head
 
 FAST = average(memory=0.0, every=1)
+POLICIES = {name: library(2, 3, board=True)[name] for name in board.__all__}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", POLICIES)
+def test_contract(name):
+    """As one of several, so that their programs are compiled once."""
+    check_policy(OneOf(tuple(POLICIES.values()), jnp.int32([*POLICIES].index(name))))
 
 
 @pytest.mark.parametrize(
