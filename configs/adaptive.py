@@ -10,9 +10,10 @@ minutes for each draft and temperature on two idle cores; a run that was cut off
 `parse-short` and `prose-short` race seven of the policies. `quick` races all of them with one draft
 of prose at temperature 0 and few lengths: a policy of your own joins it by its import path.
 
-Policies have the settings of their authors, but for exp3 and hedge, and for those of `parse`, which
-were chosen on the validation split by replay, at temperature 0 with draft-tiny. `lookahead` has its
-defaults in both. Races are run on test, on `prose` on both.
+Policies are the library's and those of `experiments.adaptive.policies`, by short names. They have
+the settings of their authors, but for exp3 and hedge, and for those of `parse`, which were chosen
+on the validation split by replay, at temperature 0 with draft-tiny. `lookahead` has its defaults in
+both. Races are run on test, on `prose` on both.
 """
 
 import pathlib

@@ -26,7 +26,12 @@ def get_config(size: str = "full") -> ml_collections.ConfigDict:
     config.repeats = 1  # figures are over many questions
     if size == "full":
         config.gammas = (2, 4, 8)
-        config.policies = ("heuristic", "gammatune", "goodput", "lookahead")
+        config.policies = (
+            "heuristic",
+            "experiments.adaptive.policies:gammatune",
+            "goodput",
+            "lookahead",
+        )
         config.batch_sizes = (1, 8)
         config.max_new_tokens = 128
     else:

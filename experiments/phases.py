@@ -1,13 +1,9 @@
 """Times of a round's phases, one by one: a draft step, a target step, verify passes, rounds.
 
-The paper takes v = 1: scoring γ+1 positions costs as much as scoring one, which holds while reading
-the weights dominates. Here v is measured.
-
-The library times whole calls (`specjax.measure.stopwatch`), and its costs of a round are theirs.
-Here a round is taken apart, to see what it takes beside its draft steps and its verify pass.
-
-A call also takes a fixed time: dispatch, and first rounds on weights that the encoder has evicted
-from the caches. Separate calls measure it (`Costs.overhead`).
+The library times whole calls (`specjax.measure.stopwatch`). Here a round is taken apart, to see
+what it takes beside its draft steps and its verify pass; v, which is 1 in the paper, is measured.
+Separate calls measure the fixed time of one (`Costs.overhead`): dispatch, and first rounds on
+weights that the encoder has evicted from the caches.
 """
 
 import dataclasses
@@ -21,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling as smp
-from specjax import types
 from specjax.dice import dice_for
 from specjax.drafters.base import proposal
 from specjax.loop import Method
@@ -32,8 +27,8 @@ from specjax.sampling import Purpose
 from specjax.speculative import Contexts
 from specjax.state import State
 
-# Seconds of one step of ("target", 0), ("draft", 0), ("verify", γ), ("round", γ) and
-# ("packed", positions), and of whole calls ("call", γ, rounds).
+# Seconds of one step of ("target", 0), ("draft", 0), ("verify", γ) and ("round", γ), and of whole
+# calls ("call", γ, rounds).
 Sample = Mapping[Hashable, float]
 # A loop, a function that encodes and begins, and a number of rounds.
 Call = tuple[Method, Callable[[], tuple[Any, State]], int]
@@ -48,7 +43,6 @@ def stopwatch(
     *,
     steps: int = 20,
     calls: Iterable[Call] = (),
-    sizes: Iterable[int] = (),
 ) -> Callable[[], dict[Hashable, float]]:
     """Compile the phases and calls, and return a function that times each of them once.
 
@@ -65,7 +59,6 @@ def stopwatch(
         among `rounds` and whose policy drafts that many in every round. The function of each
         encodes and returns as `loop.start` does; it runs right before the timing, since the state
         is donated. The number of rounds is about what outputs take, since the first are slower.
-      sizes: positions of all rows together, of packed verify passes to measure.
 
     Raises:
       ValueError: a speculative call whose γ_max is not among `rounds`.
@@ -78,7 +71,6 @@ def stopwatch(
     phases: dict[Hashable, Callable] = {("target", 0): _target_step, ("draft", 0): _draft_step}
     phases |= {("verify", g): partial(_verify, gamma=g) for g in sorted(passes | whole)}
     phases |= {("round", g): partial(_round, gamma=g) for g in sorted(whole)}
-    phases |= {("packed", size): partial(_packed, size=size) for size in sizes}
     runs = {name: partial(_repeat, phase, steps) for name, phase in phases.items()}
     runs |= {name: partial(_repeat, _any_round, name[2]) for name in made}
     jitted = {name: jax.jit(run, donate_argnames="state") for name, run in runs.items()}
@@ -192,19 +184,6 @@ def _verify(method, contexts, state, *, gamma):
     hidden, cache = method.target(block, state.length - 1, contexts.target, state.cache)
     logprobs = smp.standardize(method.target.logits(hidden), method.sampling)
     # All distributions are read to the end, as an acceptance rule may.
-    return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
-
-
-def _packed(method, contexts, state, *, size):
-    rows, width = len(state.length), method.slots
-    offsets = jnp.arange(width, dtype=jnp.int32)[None, :]
-    block = (_last(state)[:, None] + offsets) % method.target.vocab_size
-    # As even as it goes; `rounds` makes it depend on the turn of the loop, as a budget does.
-    first = jnp.arange(rows, dtype=jnp.int32) < size % rows
-    count = jnp.minimum(size // rows + jnp.roll(first, state.rounds[0]).astype(jnp.int32), width)
-    call = types.Call(state.length - 1, packing=types.Packing.first(count, width, size))
-    hidden, cache = method.target(block, call, contexts.target, state.cache)
-    logprobs = call.unpack(smp.standardize(method.target.logits(hidden), method.sampling))
     return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from specjax import devices
 from specjax.policies.base import by_slot
 from specjax.rounds import Drafts
-from specjax.state import State, block
+from specjax.state import State, is_finite
 from specjax.types import Call, Context, Packing
 
 T = TypeVar("T")
@@ -38,10 +38,13 @@ def runs(fixed: bool, needed: Bool[Array, ""], always: Bool[Array, ""] | bool) -
     )
 
 
-def unless_idle(fixed: bool, needed: Bool[Array, ""], propose: Callable[[T], T], nothing: T) -> T:
+def unless_idle(method: Any, needed: Bool[Array, ""], propose: Callable[[T], T], nothing: T) -> T:
     """Return propose(nothing), or `nothing` where no row drafts; `Drafter.begin` catches up."""
+    if not method.skips:
+        return propose(nothing)
+    calls = runs(method.policy.fixed, needed, True)
     # Only results that are read may go through the conditional: beside others XLA copies caches.
-    return jax.lax.cond(runs(fixed, needed, True), propose, lambda nothing: nothing, nothing)
+    return jax.lax.cond(calls, propose, lambda nothing: nothing, nothing)
 
 
 def narrowed(
@@ -133,15 +136,17 @@ def sizes(method: Any, rows: int) -> list[int]:
 
 
 def scored(
-    method: Any, drafts: Drafts, state: State, context: Context
-) -> tuple[Float[Array, "B K V"], Float[Array, "B K E"], Any]:
-    """Run the target at the last known token and the drafted ones: log-probabilities, hidden
-    states and cache. Entries of positions that the pass leaves out are arbitrary."""
-    call = Call(state.length - 1, packing=drafts.packing)
-    place = call.start if call.packing is None else call  # a model of your own may know no `Call`
-    hidden, cache = method.target(block(state, drafts.tokens), place, context, state.cache)
+    method: Any, tokens: Int[Array, "B K"], call: Call, state: State, context: Context
+) -> tuple[Float[Array, "B K V"], Float[Array, "B K E"], State]:
+    """Run the target at the last known token and the drafted ones: log-probabilities and hidden
+    states. Entries of positions that the pass leaves out are arbitrary."""
+    bare = call.packing is None and call.layout is None  # a model of your own may know no `Call`
+    place = call.start if bare else call
+    hidden, cache = method.target(tokens, place, context, state.cache)
     logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
-    return call.unpack(logprobs), call.unpack(hidden), cache
+    logprobs, hidden = call.unpack(logprobs), call.unpack(hidden)
+    finite = state.target_finite & is_finite(logprobs, ~state.done)
+    return logprobs, hidden, state.replace(cache=cache, target_finite=finite)
 
 
 def _one_of(

@@ -21,9 +21,9 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import passes
 from specjax.contracts import watched
 from specjax.dice import Dice, dice_for
-from specjax.drafters import sharing
+from specjax.drafters.abilities import learn_from
 from specjax.drafters.base import Drafter, Proposal, first_distribution, prefill, proposal
-from specjax.drafters.learning import learn_from
+from specjax.drafters.sharing import Contexts, started
 from specjax.policies.base import Observation, Policy, by_slot, first_state
 from specjax.policies.slots import allocate, rated
 from specjax.pytrees import pytree
@@ -31,7 +31,7 @@ from specjax.rounds import Drafts, Round, Verdict, judged_rule, round_of
 from specjax.rules import AcceptanceRule, at_tokens, given_noise, resolve_rule
 from specjax.sampling import Sampling
 from specjax.state import State, begin, block, commit, is_finite
-from specjax.types import Context, Inputs, Model
+from specjax.types import Call, Context, Inputs, Model
 
 
 @pytree
@@ -73,25 +73,12 @@ class Speculative:
         return step(self, context, state, dice)
 
 
-class Contexts(NamedTuple):
-    """The read-only contexts of both models."""
-
-    target: Context
-    own: Context  # the drafter's, without what it shares with the target's
-
-    @property
-    def drafter(self) -> Context:
-        """The drafter's context."""
-        return sharing.joined(self.own, self.target)
-
-
 def start(
     method: Speculative, inputs: Inputs, keys: Key[Array, " B"], max_new: Array, buffer_len: int
 ) -> tuple[Contexts, State]:
     """Read the prompt with both models; see `loop.start`."""
     method = watched(method, len(keys))
-    begun = sharing.started(method.target, method.drafter, inputs, buffer_len)
-    contexts, cache, drafter = Contexts(begun[0], begun[2]), begun[1], begun[3]
+    contexts, cache, drafter = started(method.target, method.drafter, inputs, buffer_len)
     hidden, cache = prefill(method.target, inputs, contexts.target, cache)
     if hidden is not None:
         read = inputs.prompt[:, :-1], jnp.zeros_like(max_new), hidden, inputs.prompt_len - 1
@@ -139,10 +126,7 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     drafts = Drafts.empty(allowed, method.gamma_max, like, by_slot(method.policy))
     chain = partial(draft_chain, method, context, state, cap, dice)
     changed = drafts, state.drafter, begun, state.draft_finite
-    if method.skips:
-        changed = passes.unless_idle(method.policy.fixed, jnp.any(cap > 0), chain, changed)
-    else:
-        changed = chain(changed)
+    changed = passes.unless_idle(method, jnp.any(cap > 0), chain, changed)
     drafts, drafter, policy, finite = changed
     drafts = allocate(method.policy, begun, drafts, ~state.done, passes.sizes(method, len(cap)))
     return drafts, state.replace(drafter=drafter, policy=policy, draft_finite=finite)
@@ -211,9 +195,8 @@ def verify(
     With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4. It
     returns log-probabilities of the tokens after c, d and e, and the hidden states.
     """
-    logprobs, hidden, cache = passes.scored(method, drafts, state, context)
-    finite = state.target_finite & is_finite(logprobs, ~state.done)
-    return logprobs, hidden, state.replace(cache=cache, target_finite=finite)
+    call = Call(state.length - 1, packing=drafts.packing)
+    return passes.scored(method, block(state, drafts.tokens), call, state, context)
 
 
 def accept(

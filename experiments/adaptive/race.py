@@ -13,20 +13,21 @@ from jaxtyping import Key
 
 from experiments import by_loop
 from experiments.adaptive import rehearse
+from experiments.adaptive.policies import acceptance_head, path
 from experiments.adaptive.rehearse import Rehearsed
 from experiments.replay.evaluation import evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study, check_counts
 from specjax.autoregressive import Autoregressive
+from specjax.drafters.abilities import learn
 from specjax.drafters.base import Drafter
-from specjax.drafters.learning import learn
 from specjax.loop import Method
 from specjax.measure import doubts, fit, stopwatch, timing
 from specjax.measure.counting import Undecided
 from specjax.measure.stopwatch import static
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Costs, Policy, acceptance_head, constant
+from specjax.policies import Costs, Policy, constant
 from specjax.policies.constant import Constant
 from specjax.policies.costs import mean
 from specjax.policies.loading import parse_with_costs, takes
@@ -459,15 +460,15 @@ def build(
 def deciding_policies(on: Study, draft: str) -> dict[str, Policy]:
     """The policies that take costs, before there are any: their own decisions are part of them."""
     none, those = Costs(0.0, [1.0] * (on.config.gamma_max + 1)), policies(on, draft)
-    return {name: policy(on, draft, name, none) for name in those if takes(name, "costs")}
+    return {name: policy(on, draft, name, none) for name in those if takes(path(name), "costs")}
 
 
 def policy(on: Study, draft: str, name: str, table: Costs) -> Policy:
     """The policy with its settings, its costs and its trained head, where it takes them."""
     settings = dict(policies(on, draft)[name])
-    if takes(name, "params"):
+    if takes(path(name), "params"):
         settings["params"] = acceptance_head.load(head_file(on, draft))
-    return parse_with_costs(name, table, **settings)
+    return parse_with_costs(path(name), table, **settings)
 
 
 def replay_all(

@@ -44,7 +44,7 @@ from experiments.tasks.questions import Question
 from specjax import checkpoints, decoding, devices, drafters, policies
 from specjax.checkpoints.tokenizers import has_template, raw_note
 from specjax.cli import defaults
-from specjax.drafters.learning import is_free
+from specjax.drafters.abilities import is_free
 from specjax.drafters.switch import switch
 from specjax.loop import Method
 from specjax.measure import doubts, provenance, report, stopwatch

@@ -23,7 +23,8 @@ refused, and costs are given by --c:
 Positions where no draft was tested are drawn (`specjax/replay/counts.py`); --censored sets their
 chance of acceptance. Run with 0 and with 1 for bounds of every constant γ.
 
-An import path among the policies is code that runs: its module is imported.
+Policies are the library's and those of `experiments.adaptive.policies`, by name. An import path
+among them is code that runs: its module is imported.
 
 Prints a table and writes replay.jsonl and report.md to the workdir, or else the trace's directory.
 """
@@ -37,6 +38,7 @@ import numpy as np
 from absl import flags
 
 from experiments import by_loop, command
+from experiments.adaptive.policies import path
 from experiments.replay.evaluation import evaluate
 from experiments.reproduce.pages import Section
 from specjax.measure import doubts, formats, provenance, report, stopwatch
@@ -70,7 +72,7 @@ def main(_) -> None:
         remark = (
             f"{remark} {wrong} Speedups by them are noise: record it again, or give --c.".strip()
         )
-    chosen = {text: parse_with_costs(text, table) for text in named.split(args.policies)}
+    chosen = {text: parse_with_costs(path(text), table) for text in named.split(args.policies)}
     key, draws = jax.random.key(args.seed), args.draws
     if row["temperature"] == 0 and not counted:
         draws = 1

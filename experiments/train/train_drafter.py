@@ -37,7 +37,7 @@ from experiments.train.batches import Batch
 from experiments.train.loop import LoopConfig, Progress
 from specjax import checkpoints
 from specjax.drafters import attached, loading
-from specjax.drafters.observing import seen_by
+from specjax.drafters.abilities import seen_by
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.support import command_line, files, named

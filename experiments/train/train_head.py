@@ -1,6 +1,6 @@
 """Training the head that predicts which drafted tokens will be accepted.
 
-`policies/acceptance_head.py` uses it.
+`experiments/adaptive/policies/acceptance_head.py` uses it.
 
 Target and draft are frozen. The head learns from rounds of the speculative loop on the training
 split: what is emitted there are the target's outputs, and each round is a rollout of the drafter
@@ -27,10 +27,10 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from experiments import tasks
+from experiments.adaptive.policies import acceptance_head as head
+from experiments.adaptive.policies.acceptance_head import HeadParams
 from specjax import checkpoints, decoding, speculative
 from specjax.measure.along import reread
-from specjax.policies import acceptance_head as head
-from specjax.policies.acceptance_head import HeadParams
 from specjax.sampling import Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State

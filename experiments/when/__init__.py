@@ -1,4 +1,1 @@
-"""When adaptive draft lengths pay: simulated by replay, and beside it what traces say.
-
-`sweep.py` replays synthetic rollouts, `points.py` puts traces among them, `pictures.py` draws.
-"""
+"""When adaptive draft lengths pay: `synthetic.py` makes rollouts without models."""

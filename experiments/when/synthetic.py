@@ -67,16 +67,6 @@ class Chances:
         number("between + within", self.between + self.within, "[0, 1]",
                "they are shares of α(1 − α)")  # fmt: skip
 
-    @property
-    def sd_between(self) -> float:
-        """Standard deviation of the outputs' mean chances."""
-        return float(np.sqrt(self.between * self.alpha * (1 - self.alpha)))
-
-    @property
-    def sd_within(self) -> float:
-        """Standard deviation of the chance within outputs."""
-        return float(np.sqrt(self.within * self.alpha * (1 - self.alpha)))
-
 
 class Latent(NamedTuple):
     """Parameters of the normal variables: see the module."""
@@ -312,39 +302,6 @@ def describe(found: Rollouts | Seen) -> Chances:
         slope,
         offset,
     )
-
-
-def errors(found: Rollouts, resamples: int = 100, seed: int = 0) -> dict[str, float]:
-    """Standard errors of `describe`, by field: bootstrap over outputs."""
-    at, rng = seen(found), np.random.default_rng(seed)
-    drawn = rng.integers(len(at.there), size=(resamples, len(at.there)))
-    each = [dataclasses.astuple(describe(Seen(*(field[rows] for field in at)))) for rows in drawn]
-    names = [field.name for field in dataclasses.fields(Chances)]
-    return dict(zip(names, np.std(each, axis=0, ddof=1).tolist(), strict=True))
-
-
-def explained_share(found: Rollouts) -> float:
-    """The variance of acceptance that the belief in the drafted token explains, as a share of
-    α(1 − α).
-
-    At T > 0 it may be more than the largest probability shows, which `describe` reads: a token is
-    drawn, and how likely it was shows whether it will be accepted. At every position the output's
-    own token is drafted and accepted with its chance, or else the rollout's first, which is not.
-    """
-    there = np.arange(found.tokens.shape[1]) < np.asarray(found.emitted)[:, None]
-    chance = np.asarray(found.acceptance, np.float64)[there]
-    own, other = found.own_belief_logprob, found.belief_logprob[:, :, 0]
-    belief = np.concatenate([np.asarray(field, np.float64)[there] for field in (own, other)])
-    weight = np.concatenate([chance, 1 - chance])
-    accepted = np.repeat([1.0, 0.0], len(chance))
-    which = np.searchsorted(np.unique(np.quantile(belief, EDGES)), belief, side="right")
-    total = np.bincount(which, weight)
-    mean = np.bincount(which, weight * accepted) / np.where(total > 0, total, 1)
-    alpha = chance.mean()
-    # Each bin's mean is off by noise, of the variance mean · (1 − mean)/total.
-    noise = (mean * (1 - mean)).sum()
-    spread = (total @ (mean - alpha) ** 2 - noise) / total.sum()
-    return float(np.clip(spread / (alpha * (1 - alpha)), 0, 1))
 
 
 def _moment(at: Seen, left, right, first: int, beyond: int) -> float:

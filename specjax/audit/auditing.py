@@ -167,7 +167,9 @@ def audit(
         if hasattr(function, "stop") and hasattr(function, "next_probs"):
             from specjax.audit import of_rules  # it imports jax
 
-            found = of_rules.findings(function, KINDS["verify"].problems(seed))
+            problems = KINDS["verify"].problems(seed)
+            verify = of_rules.verifier(function, problems)
+            found = enumerated(verify, KINDS["verify"], problems, "float64")
             return Audit(name, "rule", of_rules.tolerance(), 0, tuple(found))
         if kind not in [*KINDS]:
             raise ValueError(f"There is no kind {kind!r}: it is one of {', '.join(KINDS)}.")

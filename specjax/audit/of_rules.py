@@ -1,15 +1,14 @@
-"""Audits of acceptance rules, which return distributions and draw nothing."""
+"""Audits of acceptance rules: a rule as a verifier that draws by its distributions."""
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.audit.findings import Finding, compared, words
-from specjax.audit.kinds import Fault, Problem, along, called
+from specjax.audit.kinds import Fault, Function, Problem, called
+from specjax.audit.randomness import Refused
 from specjax.rules.base import AcceptanceRule
 
 
@@ -18,12 +17,12 @@ def tolerance() -> float:
     return 1e-9 if jax.config.read("jax_enable_x64") else 1e-5
 
 
-def findings(rule: Any, problems: list[Problem]) -> Iterator[Finding]:
-    """Enumerate `stop` and `next_probs` over all drafts of all problems, in one call.
+def verifier(rule: Any, problems: list[Problem]) -> Function:
+    """The rule as a function of the kind "verify", for these problems.
 
     Raises:
-      ValueError: the rule shares noise between target and draft, raises an exception, or returns
-        arrays of other shapes.
+      ValueError: the rule shares noise between target and draft. The function raises it (`Refused`)
+        if the rule raises an exception, or returns arrays of other shapes.
     """
     noise = getattr(type(rule), "given_noise", AcceptanceRule.given_noise)
     if noise is not AcceptanceRule.given_noise:
@@ -33,67 +32,52 @@ def findings(rule: Any, problems: list[Problem]) -> Iterator[Finding]:
         )
     size = max(problem.tables[0].size for problem in problems)
     gamma = max(problem.tables[0].gamma for problem in problems)
-    rows = []
-    for index, problem in enumerate(problems):
-        (table,) = problem.tables
-        for drafts in itertools.product(range(table.size), repeat=table.gamma):
-            tokens, draft, target = along(table, drafts, np.float64)
-            weight = np.prod([q[token] for q, token in zip(draft, tokens, strict=True)])
-            if weight > 0:
-                missing, ids = gamma - table.gamma, (0, size - table.size)
-                rows.append((
-                    index,
-                    weight,
-                    np.pad(target, ((0, missing), ids), constant_values=0.0),
-                    np.pad(draft, ((0, missing), ids), constant_values=0.0),
-                    np.pad(tokens, (0, missing)),
-                    table.gamma,
-                ))  # fmt: skip
-    indices, weights, *arrays = (np.array(column) for column in zip(*rows, strict=True))
-    try:
-        stop, following = called(lambda: jax.device_get(_ask(rule, *_arrays(*arrays))))
-    except Fault as error:
-        raise ValueError(f"{rule!r} {error}.") from error
-    shapes = np.shape(stop), *map(np.shape, following)
-    expected = (len(rows), gamma + 1), *[(len(rows), size)] * (gamma + 1)
-    if shapes != expected:
-        raise ValueError(
-            f"{rule!r}: stop and next_probs return shapes {shapes[0]} and {shapes[1]}, not "
-            f"{expected[0]} and {expected[1]}."
-        )
-    laws = [np.zeros_like(problem.expected) for problem in problems]
-    faults: dict[int, str] = {}
-    for row, (index, weight) in enumerate(zip(indices, weights, strict=True)):
-        problem, drafts = problems[index], tuple(arrays[2][row].tolist())
-        for count in range(arrays[3][row] + 1):
-            if stop[row, count] != 0:
-                chance = weight * stop[row, count]
-                probs = following[count][row].astype(np.float64)
-                for token in range(problem.tables[0].size):
-                    output = (*drafts[:count], token)
-                    laws[index] += chance * probs[token] * problem.law((output,))
-        if not np.isfinite(laws[index]).all():
-            faults[index] = f"returns probabilities that are not finite ({words(problem)})"
-    for index, problem in enumerate(problems):
-        fault = faults.get(index, "")
-        yield Finding(problem, fault=fault) if fault else compared(problem, laws[index])
+    ask, known = _asking(rule), {}
+
+    def verify(drafts, draft_probs, target_probs, rng):
+        parts = target_probs, draft_probs, drafts
+        key = b"".join(part.tobytes() for part in parts)
+        if key not in known:
+            missing, ids = (0, gamma - len(drafts)), (0, size - target_probs.shape[1])
+            target, draft = (np.pad(probs, (missing, ids)) for probs in parts[:2])
+            given = target, draft, np.pad(drafts, missing), np.array(len(drafts))
+            try:
+                stop, following = called(ask, *(x[None] for x in given))
+            except Fault as error:
+                raise Refused(f"It {error}.") from error
+            if (stop.shape, following.shape) != ((1, gamma + 1), (1, gamma + 1, size)):
+                raise Refused(
+                    f"Its stop and next_probs return shapes {stop.shape} and {following.shape}, "
+                    f"not {(1, gamma + 1)} and {(1, gamma + 1, size)}."
+                )
+            known[key] = stop[0, : len(drafts) + 1], following[0, :, : target_probs.shape[1]]
+        stop, following = known[key]
+        rng.used = True
+        count = _drawn(rng, stop)
+        return [*drafts[:count], _drawn(rng, following[count])]
+
+    return verify
 
 
-def _arrays(target, draft, drafts, length):
-    """Log-probabilities, tokens and lengths for a rule."""
-    dtype = jnp.float64 if jax.config.read("jax_enable_x64") else jnp.float32
-    with np.errstate(divide="ignore"):
-        logs = jnp.asarray(np.log(target), dtype), jnp.asarray(np.log(draft), dtype)
-    return *logs, jnp.asarray(drafts, jnp.int32), jnp.asarray(length, jnp.int32)
+def _drawn(rng: Any, probs: np.ndarray) -> int:
+    if not np.isfinite(probs).all() or not (probs > 0).any():
+        raise Fault("returns probabilities that are not finite, or 0 throughout")
+    return rng.branch(probs)
 
 
-def _ask(rule, target, draft, drafts, length):
-    """`stop`, and `next_probs` for every count."""
+def _asking(rule: Any) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """`stop`, and `next_probs` for every count (1, γ+1, V), from probabilities."""
 
     @jax.jit
     def ask(target, draft, drafts, length):
         counts = [jnp.full_like(length, count) for count in range(drafts.shape[1] + 1)]
-        following = [rule.next_probs(target, draft, drafts, length, count) for count in counts]
-        return rule.stop(target, draft, drafts, length), following
+        known = target, draft, drafts, length
+        following = [rule.next_probs(*known, count) for count in counts]
+        return rule.stop(*known), jnp.stack(following, axis=1)
 
-    return ask(target, draft, drafts, length)
+    def asked(target, draft, drafts, length):
+        dtype = jnp.float64 if jax.config.read("jax_enable_x64") else jnp.float32
+        logs = (jnp.asarray(np.log(probs), dtype) for probs in (target, draft))
+        return jax.device_get(ask(*logs, jnp.int32(drafts), jnp.int32(length)))
+
+    return asked

@@ -13,10 +13,8 @@ from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.contracts import check_part
 from specjax.defaults import GAMMA
 from specjax.drafters import attached, sharing
+from specjax.drafters.abilities import branches, carries, seen_by
 from specjax.drafters.base import Drafter, ModelDrafter
-from specjax.drafters.branching import branches
-from specjax.drafters.carrying import carries
-from specjax.drafters.observing import seen_by
 from specjax.drafters.resizing import over
 from specjax.loop import Method
 from specjax.models import sharding

@@ -11,7 +11,7 @@ from specjax import loop
 from specjax.batching import bucket
 from specjax.decoding.outputs import Outputs, check_finite, read
 from specjax.decoding.starting import Past, Request, arguments, resume, start
-from specjax.drafters.carrying import carry_over
+from specjax.drafters.abilities import carry_over
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint

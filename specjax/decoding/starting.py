@@ -15,7 +15,7 @@ from specjax import loop
 from specjax.batching import bucket
 from specjax.contracts import watched
 from specjax.decoding.texts import check_budget, pack_for
-from specjax.drafters import carrying
+from specjax.drafters import abilities
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
@@ -118,7 +118,7 @@ class Past(NamedTuple):
     policy: Any
     """The policy's state."""
     drafter: Any
-    """The part of the drafter's state that `carrying.carry_over` took."""
+    """The part of the drafter's state that `abilities.carry_over` took."""
     rows: Bool[Array, " A"]
     """Whether each row held an input; False: padding."""
 
@@ -129,6 +129,6 @@ def resume(method: Any, state: State, past: Past) -> State:
     method = watched(method, len(state.done))
     state = state.replace(
         policy=method.policy.resume(state.policy, past.policy, past.rows),
-        drafter=carrying.resume(method.drafter, state.drafter, past.drafter, past.rows),
+        drafter=abilities.resume(method.drafter, state.drafter, past.drafter, past.rows),
     )
     return sharding.keep_rows(method, state, len(state.done))

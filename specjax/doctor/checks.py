@@ -27,8 +27,8 @@ from specjax.defaults import BATCH_SIZE, GAMMA, NEW_TOKENS
 from specjax.devices import device_of
 from specjax.doctor import distributions, verdicts
 from specjax.doctor.verdicts import Finding
+from specjax.drafters.abilities import guesses
 from specjax.drafters.base import ByModel, Drafter
-from specjax.drafters.observing import guesses
 from specjax.loop import Method
 from specjax.measure import doubts, metrics, stopwatch
 from specjax.models import sharding

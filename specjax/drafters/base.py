@@ -30,8 +30,8 @@ class Drafter(Protocol):
     A row of logits that is −inf throughout proposes nothing, and the row's draft ends there. Like
     all logits it depends on the known tokens alone, so the output's distribution does not change.
 
-    A class need not inherit from this one, but then it defines `observe` too. Optional abilities:
-    `learning`, `branching`, `carrying`, `observing` and `sharing`.
+    A class need not inherit from this one, but then it defines `observe` too. Optional abilities
+    are in `abilities` and `sharing`.
     """
 
     if TYPE_CHECKING:  # a property here would be in the way of a field of this name

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from specjax.drafters import branching, carrying, learning, observing
+from specjax.drafters import abilities
 from specjax.drafters.base import Drafter
 from specjax.pytrees import pytree
 
@@ -22,25 +22,10 @@ class Resized(Drafter):
     inner: Drafter
     vocab_size: int = dataclasses.field(metadata={"static": True})
 
-    @property
-    def branches(self) -> bool:
-        """Whether the inner drafter can draft trees."""
-        return branching.branches(self.inner)
-
-    @property
-    def free(self) -> bool:
-        """Whether the inner drafter is free (`learning.is_free`)."""
-        return learning.is_free(self.inner)
-
-    @property
-    def guesses(self) -> bool:
-        """Whether the inner drafter guesses (`observing.guesses`)."""
-        return observing.guesses(self.inner)
-
-    @property
-    def carries(self) -> bool:
-        """Whether the inner drafter `Carries`."""
-        return carrying.carries(self.inner)
+    branches = property(lambda self: abilities.branches(self.inner))
+    free = property(lambda self: abilities.is_free(self.inner))
+    guesses = property(lambda self: abilities.guesses(self.inner))
+    carries = property(lambda self: abilities.carries(self.inner))
 
     def start(self, inputs, buffer_len):
         source, prompt = self._read(inputs.source), self._read(inputs.prompt)
@@ -48,22 +33,22 @@ class Resized(Drafter):
         return self.inner.start(read, buffer_len)
 
     def sees(self, target):
-        return observing.seen_by(self.inner, target)
+        return abilities.seen_by(self.inner, target)
 
     def observe(self, tokens, start, hidden, count, context, state):
         return self.inner.observe(self._read(tokens), start, hidden, count, context, state)
 
     def fork(self, state):
-        return branching.fork(self.inner, state)
+        return abilities.fork(self.inner, state)
 
     def join(self, own, shared):
-        return branching.join(self.inner, own, shared)
+        return abilities.join(self.inner, own, shared)
 
     def carry_over(self, state):
-        return carrying.carry_over(self.inner, state)
+        return abilities.carry_over(self.inner, state)
 
     def resume(self, fresh, past, rows):
-        return carrying.resume(self.inner, fresh, past, rows)
+        return abilities.resume(self.inner, fresh, past, rows)
 
     def begin(self, tokens, length, context, state, *, lags=True):
         return self.inner.begin(self._read(tokens), length, context, state, lags=lags)
@@ -80,21 +65,21 @@ class Resized(Drafter):
 
 @pytree
 class ResizedLearner(Resized):
-    """A resized drafter that `Learns`."""
+    """A resized drafter that learns."""
 
     def learn(self, tokens, length, round_, judge, context, state):
         def judged(logits, **options):
             return judge(resized(logits, self.vocab_size), **options)
 
         known = self._read(tokens), length
-        return learning.learn(self.inner, *known, round_, judged, context, state)
+        return abilities.learn(self.inner, *known, round_, judged, context, state)
 
 
 def over(drafter: Drafter, vocab_size: int) -> Drafter:
     """Resize a drafter's logits to `vocab_size` ids; unchanged if it has as many."""
     if drafter.vocab_size == vocab_size:
         return drafter
-    kind = ResizedLearner if isinstance(drafter, learning.Learns) else Resized
+    kind = ResizedLearner if abilities.learns(drafter) else Resized
     return kind(drafter, vocab_size)
 
 

@@ -7,7 +7,7 @@ puts them in. The encoder's output itself is not kept: only `started` reads it.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -53,23 +53,35 @@ def inputs_for(drafter: Any, inputs: Inputs) -> Inputs:
     return inputs if shares(drafter) else inputs._replace(encoding=None)
 
 
+class Contexts(NamedTuple):
+    """The read-only contexts of both models."""
+
+    target: Context
+    own: Context  # the drafter's, without what it shares with the target's
+
+    @property
+    def drafter(self) -> Context:
+        """The drafter's context."""
+        return joined(self.own, self.target)
+
+
 def started(
     target: Any, drafter: "Drafter", inputs: Inputs, buffer_len: int
-) -> tuple[Context, Cache, Context, Any]:
-    """Start a target and its drafter. The encoder runs once if the drafter `shares` it.
+) -> tuple[Contexts, Cache, Any]:
+    """Start a target and its drafter: contexts, the target's cache and the drafter's state.
+
+    The encoder runs once if the drafter `shares` it.
 
     Args:
       target: a `Model`; one that is no `EncodingModel` shares nothing.
-
-    Returns:
-      the target's context and cache, and the drafter's context, to be `joined`, and state.
     """
     shared = shares(drafter) and hasattr(target, "encoding")
     encoding = target.encoding(inputs) if shared else None
     context, cache = target.start(inputs._replace(encoding=encoding), buffer_len)
     if encoding is not None:
         encoding = Encoding(encoding.output, FromTarget(("cross_bias",)), context=context)
-    return context, cache, *drafter.start(inputs._replace(encoding=encoding), buffer_len)
+    own, state = drafter.start(inputs._replace(encoding=encoding), buffer_len)
+    return Contexts(context, own), cache, state
 
 
 def for_layers(encoding: Encoding, layers: Sequence[int | None]) -> Encoding:

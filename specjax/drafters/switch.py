@@ -23,11 +23,9 @@ from jaxtyping import Bool, Float, Int
 
 from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.drafters import attached, choices, loading, sharing
+from specjax.drafters.abilities import branches, is_free, learn, seen_by
 from specjax.drafters.base import Drafter, ModelDrafter, is_silent
-from specjax.drafters.branching import branches
 from specjax.drafters.choices import Choice, Evidence
-from specjax.drafters.learning import is_free, learn
-from specjax.drafters.observing import seen_by
 from specjax.drafters.resizing import over
 from specjax.models.checkpoint import Checkpoint
 from specjax.pytrees import pytree
@@ -63,7 +61,7 @@ class Switch(Drafter):
 
     @property
     def carries(self) -> bool:
-        """Whether the next batch starts from the choice's state (`Carries`)."""
+        """Whether the next batch starts from the choice's state."""
         return self.choice.carries
 
     def sees(self, target: Model) -> Model:
@@ -202,7 +200,7 @@ def _watched(
     state: Any,
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """Sum and number of a free drafter's chances, at verified positions that belong to the text
-    and where it proposes something; see `Learns`."""
+    and where it proposes something; see `Abilities.learn`."""
     places = jnp.arange(round_.gamma_max + 1, dtype=jnp.int32)
 
     def at(place):
@@ -248,10 +246,10 @@ def switch(
     """
     if not isinstance(drafts, Sequence) or isinstance(drafts, str) or len(drafts) < 2:
         raise ValueError(f"drafts={drafts!r} must be a list of two or more.")
-    size = target.model.vocab_size
+    size, load = target.model.vocab_size, load or functools.partial(loading.load, target=target)
     made = []
     for one in drafts:
-        loaded = (load or _loader(target))(one) if isinstance(one, str) else one
+        loaded = load(one) if isinstance(one, str) else one
         if isinstance(loaded, Checkpoint):
             check_pair(target, loaded, check_tokens=check_tokens)
             shared = sharing.shared_layers(loaded.model, target.model)
@@ -270,7 +268,3 @@ def switch(
     width = attached.width(target.model) if any(more) else 0
     shown = tuple(0 if own else width for own in more)
     return Switch(tuple(made), choices.parse(choice), size, shown)
-
-
-def _loader(target: Checkpoint) -> Callable[[str], Checkpoint | Drafter]:
-    return lambda name: loading.load(name, target)

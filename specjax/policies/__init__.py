@@ -4,9 +4,8 @@ A policy is specjax.policies.svip(threshold=0.3), or policies.parse("svip(thresh
 policies.parse("my_module:my_policy"), which imports and runs code.
 """
 
-from specjax.policies.acceptance_head import head
-from specjax.policies.averages import average, gammatune
-from specjax.policies.bandits import exp3, hedge, ucb
+from typing import NoReturn
+
 from specjax.policies.base import Observation, Policy, Round, Slot
 from specjax.policies.both import both
 from specjax.policies.confidence import confidence
@@ -14,7 +13,7 @@ from specjax.policies.constant import Constant, constant
 from specjax.policies.costs import Costs
 from specjax.policies.early_stop import early_stop
 from specjax.policies.entropy import adaedl, svip
-from specjax.policies.goodput import first_descent, goodput
+from specjax.policies.goodput import goodput
 from specjax.policies.heuristic import heuristic
 from specjax.policies.loading import (
     NAMES,
@@ -26,9 +25,9 @@ from specjax.policies.loading import (
 )
 from specjax.policies.lookahead import lookahead
 from specjax.policies.nodes import cut, nodes
-from specjax.policies.tapout import tapout
 from specjax.policies.together import together
 from specjax.policies.verified import by_batch_size, fixed, threshold
+from specjax.support import renamed
 
 __all__ = [
     "NAMES",
@@ -39,7 +38,6 @@ __all__ = [
     "Round",
     "Slot",
     "adaedl",
-    "average",
     "both",
     "by_batch_size",
     "check",
@@ -48,13 +46,8 @@ __all__ = [
     "costs",
     "cut",
     "early_stop",
-    "exp3",
-    "first_descent",
     "fixed",
-    "gammatune",
     "goodput",
-    "head",
-    "hedge",
     "heuristic",
     "lookahead",
     "needs_costs",
@@ -62,9 +55,12 @@ __all__ = [
     "parse",
     "parse_with_costs",
     "svip",
-    "tapout",
     "threshold",
     "together",
-    "ucb",
     "with_any_costs",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    moved = renamed.MOVED.get(f"policy {name}", "no policy")
+    raise AttributeError(f"specjax.policies.{name} is {moved}.")

@@ -11,10 +11,9 @@ unless the policy declares `reads_batch`.
 
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int, Key, UInt32
+from jaxtyping import Bool, Float, Int, Key
 
 from specjax.pytrees import averaged
 from specjax.rounds import Round
@@ -178,15 +177,3 @@ def by_slot(policy: Policy) -> bool:
 def counts_nodes(policy: Policy) -> bool:
     """Whether a policy sets the number of nodes of trees."""
     return type(policy).nodes is not Policy.nodes
-
-
-def salts(keys: Key[Array, " B"]) -> UInt32[Array, " B"]:
-    """Numbers that a state can hold instead of keys, one for each row."""
-    return jax.vmap(lambda key: jax.random.bits(key, dtype=jnp.uint32))(keys)
-
-
-def noise_keys(salt: UInt32[Array, " B"], count: Int[Array, " B"]) -> Key[Array, " B"]:
-    """Keys from `salts` for each row's own count of rounds."""
-    return jax.vmap(lambda seed, count: jax.random.fold_in(jax.random.key(seed), count))(
-        salt, count
-    )

@@ -307,10 +307,3 @@ def required(table: Costs | None) -> Costs:
 def checked(table: Costs | None) -> Costs | None:
     """Return the table, or None if none is given; ValueError for anything else."""
     return None if table is None else required(table)
-
-
-def round_costs(table: Costs | None, gamma_max: int) -> Float[Array, " K"]:
-    """Times of whole rounds; without a table each takes one target step."""
-    if table is None:
-        return jnp.ones((gamma_max + 1,), jnp.float32)
-    return table.round_times(gamma_max)

@@ -31,9 +31,8 @@ from specjax import decoding, speculative
 from specjax import sampling as smp
 from specjax.defaults import BATCH_SIZE
 from specjax.dice import Dice
+from specjax.drafters.abilities import guesses, learns
 from specjax.drafters.base import Drafter, block_at
-from specjax.drafters.learning import Learns
-from specjax.drafters.observing import guesses
 from specjax.measure.along import along, batches
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy
@@ -265,7 +264,7 @@ def record(
         target, draft, gamma=gamma_max, sampling=sampling, policy=Recorder(hidden)
     )
     names = target.name, getattr(draft, "name", type(draft).__name__)
-    if isinstance(method.drafter, Learns):
+    if learns(method.drafter):
         raise ValueError(
             f"The drafter {names[1]} learns from round to round, and no rounds come before a "
             "rollout: record its drafters one by one."

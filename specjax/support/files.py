@@ -361,17 +361,8 @@ def _whole_lines(path: pathlib.Path) -> bytes:
 
 
 def _parsed(path: pathlib.Path, lines: bytes) -> list[dict[str, Any]]:
-    try:
-        # Not splitlines(): JSON may hold U+2028 and the like unescaped.
-        rows = [json.loads(line) for line in lines.decode("utf-8").split("\n")[:-1]]
-    except (ValueError, RecursionError):
-        rows = [None]
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError(
-            f"{path} holds lines that are not JSON objects: not a file of rows. Move it away, or "
-            "name another one."
-        )
-    return rows
+    way_out = f"{path} is not a file of rows: move it away, or name another one."
+    return [row for _, row in json_objects(lines, path, way_out)]
 
 
 class Rows:

@@ -67,24 +67,20 @@ def _interrupt(*_) -> None:
 def _watch(read: int) -> None:
     """Count the signals that the pipe shows, until the body closes it."""
     with contextlib.suppress(EOFError):
-        _count(read)
-
-
-def _count(read: int) -> None:
-    _sigint(read)
-    came.set()
-    time.sleep(PAUSE)
-    while _sigint(read, 0):
-        pass
-    waits = 0
-    while not _sigint(read, AGAIN):
-        if not waits:
-            print("stopping; Ctrl-C again ends at once", file=sys.stderr, flush=True)
-        waits += 1
-        _thread.interrupt_main()
-        _sigint(read, 0)  # this one
-    os.write(2, b"ended\n")
-    os._exit(STATUS)
+        _sigint(read)
+        came.set()
+        time.sleep(PAUSE)
+        while _sigint(read, 0):
+            pass
+        waits = 0
+        while not _sigint(read, AGAIN):
+            if not waits:
+                print("stopping; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+            waits += 1
+            _thread.interrupt_main()
+            _sigint(read, 0)  # this one
+        os.write(2, b"ended\n")
+        os._exit(STATUS)
 
 
 def _sigint(read: int, seconds: float | None = None) -> bool:

@@ -14,6 +14,8 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from specjax.support import renamed
+
 
 def make(
     kind: str, names: Mapping[str, str], text: str, protocol: type | None = None, /, **settings: Any
@@ -52,13 +54,10 @@ def make(
 
 def check(kind: str, text: str, made: Any, protocol: type) -> None:
     """Raise ValueError unless a text's value is an instance with the functions of a protocol."""
+    functions = [name for name, value in vars(protocol).items() if inspect.isfunction(value)]
     # Other names with underscores are Python's own, such as `__annotate_func__` since 3.14.
-    functions = [
-        name
-        for name, value in vars(protocol).items()
-        if inspect.isfunction(value) and (name == "__call__" or not name.startswith("_"))
-    ]
-    missing = [name for name in functions if not callable(getattr(made, name, None))]
+    public = [name for name in functions if name == "__call__" or not name.startswith("_")]
+    missing = [name for name in public if not callable(getattr(made, name, None))]
     if missing or isinstance(made, type):
         reason = f"has no function {missing[0]!r}" if missing else "is a class and no value"
         raise ValueError(
@@ -78,6 +77,8 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
     path = names.get(name, name) if isinstance(name, str) else ""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
+        if (moved := renamed.MOVED.get(f"{kind} {name}")) is not None:
+            raise ValueError(f"The {kind} {name!r} is {moved}.")
         raise ValueError(
             f"There is no {kind} {name!r}: it is one of {', '.join(names)}, or the import path "
             f"of your own as module:attribute.{meant(name, names)}"

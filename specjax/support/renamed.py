@@ -1,4 +1,4 @@
-"""Arguments of earlier versions, which are refused with the way out."""
+"""Arguments and names of earlier versions, which are refused with the way out."""
 
 import functools
 from collections.abc import Callable
@@ -12,6 +12,11 @@ DRAFTING = {
     "budget": "a verify budget is a policy: give policy=….",
     "sizes": POSITIONS,
     "widths": POSITIONS,
+}
+
+MOVED = {
+    f"policy {name}": f"'experiments.adaptive.policies:{name}', in a checkout of the repository"
+    for name in ["average", "exp3", "first_descent", "gammatune", "head", "hedge", "tapout", "ucb"]
 }
 
 

@@ -4,9 +4,10 @@
 
     check_rule(MyRule())  # raises an AssertionError that names the error and its size
 
-A check runs the real loop over a vocabulary of few tokens and takes every outcome of every round
-(`enumeration`). It computes in float32 and allows a total variation of 1e-5; within
-`jax.enable_x64(True)` it computes in float64 and allows 1e-9. `check_model` takes real models too.
+`check_drafter` and `check_policy` run the real loop over a vocabulary of few tokens and take every
+outcome of every round (`enumeration`); `check_rule` audits a round (`specjax.audit`). They compute
+in float32 and allow a total variation of 1e-5; within `jax.enable_x64(True)` they compute in
+float64 and allow 1e-9. `check_model` takes real models too.
 """
 
 from specjax.testing.drafters import check_drafter

@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 
 from specjax.contracts import check_part
-from specjax.drafters import observing, sharing
+from specjax.drafters import abilities, sharing
 from specjax.drafters.base import Drafter, prefill
 from specjax.rules import AcceptanceRule, Token
 from specjax.sampling import Sampling
@@ -73,7 +73,7 @@ def check_drafter(
     method = method_of(target, drafter, rule or Token(), Varying(), sampling)
     check_returns(method, rows)
     if guesses is None:
-        guesses = observing.guesses(drafter)
+        guesses = abilities.guesses(drafter)
     _check_histories(name, drafter, target, rows, guesses, np.random.default_rng(seed))
     check_output(f"{name} with {sampling}", method, inputs)
 
@@ -91,9 +91,8 @@ class Asked(NamedTuple):
 class Verified(NamedTuple):
     """Contexts and states of both models after some tokens."""
 
-    context: Any
+    contexts: sharing.Contexts
     cache: Any
-    drafter_context: Any
     state: Any
 
 
@@ -103,32 +102,32 @@ def _room(inputs: Inputs) -> int:
 
 @quickly
 def _start(drafter, target, inputs: Inputs) -> Verified:
-    context, cache, own, state = sharing.started(target, drafter, inputs, _room(inputs))
-    own = sharing.joined(own, context)
-    hidden, cache = prefill(target, inputs, context, cache)
+    contexts, cache, state = sharing.started(target, drafter, inputs, _room(inputs))
+    hidden, cache = prefill(target, inputs, contexts.target, cache)
     if hidden is not None:
         zeros = jnp.zeros_like(inputs.prompt_len)
         known = inputs.prompt_len - 1
-        state = drafter.observe(inputs.prompt[:, :-1], zeros, hidden, known, own, state)
-    return Verified(context, cache, own, state)
+        read = inputs.prompt[:, :-1], zeros, hidden, known
+        state = drafter.observe(*read, contexts.drafter, state)
+    return Verified(contexts, cache, state)
 
 
 @quickly
 def _begin(drafter, read: Verified, tokens, length):
-    hidden, state = drafter.begin(tokens, length, read.drafter_context, read.state)
+    hidden, state = drafter.begin(tokens, length, read.contexts.drafter, read.state)
     return drafter.logits(hidden), read._replace(state=state)
 
 
 @quickly
 def _extend(drafter, read: Verified, token, position):
-    hidden, state = drafter.extend(token, position, read.drafter_context, read.state)
+    hidden, state = drafter.extend(token, position, read.contexts.drafter, read.state)
     return drafter.logits(hidden), read._replace(state=state)
 
 
 @quickly
 def _observe(drafter, target, read: Verified, tokens, start, count):
-    hidden, cache = target(tokens, start, read.context, read.cache)
-    state = drafter.observe(tokens, start, hidden, count, read.drafter_context, read.state)
+    hidden, cache = target(tokens, start, read.contexts.target, read.cache)
+    state = drafter.observe(tokens, start, hidden, count, read.contexts.drafter, read.state)
     return read._replace(cache=cache, state=state)
 
 

@@ -24,13 +24,8 @@ from specjax.sampling import Sampling, row_keys
 from specjax.testing.tables import logits_after, repeat
 from specjax.types import Inputs, Model
 
-SHARED = (
-    "keys",
-    "target_finite",
-    "draft_finite",
-    "rule_sound",
-    "until",
-)  # fields that all rows share
+# Fields that all rows share.
+SHARED = "keys", "target_finite", "draft_finite", "rule_sound", "until"
 STATES = 53  # states expanded at a time; a prime, so that no other axis is taken for the batch
 
 
@@ -109,42 +104,58 @@ def output_distribution(
         None: the same, as in a correct loop.
       seed: picks which of the merged rows continues, with its own cache.
     """
-    rng = np.random.default_rng(seed)
-    contexts, pool = _first(method, inputs, budget)
-    shared = {name: getattr(pool, name) for name in SHARED}
-    expand = _expander(step, drawn_from)
-    pool = jax.tree.map(lambda x: np.asarray(x)[:1], _batched(pool))
-    weights = np.ones(1)
-    distribution: dict[tuple, float] = {}
-    while len(weights):
-        grown, chances = [], []
-        for at in range(0, len(weights), STATES):
-            index = np.minimum(np.arange(at, at + STATES), len(weights) - 1)
-            state = jax.tree.map(lambda x, index=index: x[index], pool)
-            state = state.replace(**shared)
-            state, chance = jax.device_get(expand(method, contexts, _on_device(state)))
-            chance = chance.reshape(STATES, -1)[: len(weights) - at]
-            chance = (weights[at : at + STATES, None] * chance).ravel()
-            kept = np.flatnonzero(chance != 0)
-            grown.append(jax.tree.map(lambda x, kept=kept: x[kept], state))
-            chances.append(chance[kept])
-        pool = jax.tree.map(lambda *xs: np.concatenate(xs), *grown)
-        weights = np.concatenate(chances)
-        pool, weights = _harvest(pool, weights, distribution, inputs)
-        pool, weights = _merge(pool, weights, rng)
-    return distribution
-
-
-def _first(method, inputs, budget):
-    prompt_len = inputs.prompt.shape[1]
     zeros = jnp.zeros((STATES,), jnp.int32)
-    return loop.start(
+    contexts, first = loop.start(
         method,
         repeat(inputs, STATES),
         row_keys(jax.random.key(0), zeros, zeros),
         jnp.full((STATES,), budget, jnp.int32),
-        buffer_len=prompt_len + budget + method.slots,
+        buffer_len=inputs.prompt.shape[1] + budget + method.slots,
     )
+    shared, expander = _shared(first), _expander(step, drawn_from)
+
+    def expand(state):
+        return expander(method, contexts, state.replace(**shared))
+
+    pool = jax.tree.map(lambda x: np.asarray(x)[:1], _batched(first))
+    return _enumerated(expand, STATES, pool, np.asarray(inputs.prompt_len)[:1], seed)
+
+
+def _enumerated(expand, size, pool, starts, seed) -> dict[tuple, float]:
+    """Run rounds until all outputs have ended: P(output), or P(outputs of all rows together).
+
+    Args:
+      expand: maps `size` states to theirs after each outcome, (size, outcomes, …), with chances.
+      pool: the first state; each leaf begins with an axis of states, maybe of rows, and its own.
+      starts: tokens of each row's prompt.
+    """
+    rng, weights = np.random.default_rng(seed), np.ones(1)
+    distribution: dict[tuple, float] = {}
+    while len(weights):
+        grown, chances = [], []
+        for at in range(0, len(weights), size):
+            index = np.minimum(np.arange(at, at + size), len(weights) - 1)
+            states = jax.tree.map(lambda x, index=index: jnp.asarray(x[index]), pool)
+            states, chance = jax.device_get(expand(states))
+            chance = weights[at : at + size, None] * chance[: len(weights) - at]
+            kept = np.nonzero(chance)
+            grown.append(jax.tree.map(lambda x, kept=kept: x[kept], states))
+            chances.append(chance[kept])
+        pool = jax.tree.map(lambda *xs: np.concatenate(xs), *grown)
+        weights = np.concatenate(chances)
+        ended = pool.done.reshape(len(weights), -1).all(axis=1)
+        for world in np.flatnonzero(ended):
+            rows = np.atleast_2d(pool.tokens[world]), starts, np.atleast_1d(pool.length[world])
+            every = (tuple(row[a:b].tolist()) for row, a, b in zip(*rows, strict=True))
+            output = tuple(every) if pool.tokens.ndim == 3 else next(every)
+            distribution[output] = distribution.get(output, 0.0) + float(weights[world])
+        pool, weights = jax.tree.map(lambda x, on=~ended: x[on], pool), weights[~ended]
+        pool, weights = _merge(pool, weights, rng)
+    return distribution
+
+
+def _shared(state) -> dict:
+    return {name: getattr(state, name) for name in SHARED}
 
 
 def _batched(state):
@@ -152,13 +163,9 @@ def _batched(state):
     return state.replace(**dict.fromkeys(SHARED, ()))
 
 
-def _on_device(state):
-    return jax.tree.map(jnp.asarray, state)
-
-
 @functools.cache
 def _expander(step, drawn_from):
-    """Make a jitted function from STATES rows to STATES × outcomes rows and their probabilities."""
+    """Make a jitted function from STATES rows to (STATES, outcomes) rows with probabilities."""
 
     # Compilation takes nearly all of the time.
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -174,7 +181,8 @@ def _expander(step, drawn_from):
         dice = Forced(*(jnp.tile(x, (STATES,) + (1,) * (x.ndim - 1)) for x in forced))
         wide_contexts, wide_state = jax.tree.map(spread, (contexts, state))
         new, round_ = step(method, wide_contexts, wide_state, dice)
-        return _batched(new), _chance(round_, drawn_from)
+        found = _batched(new), _chance(round_, drawn_from)
+        return jax.tree.map(lambda x: x.reshape(STATES, count, *x.shape[1:]), found)
 
     return expand
 
@@ -212,27 +220,17 @@ def _chance(round_, drawn_from):
     return jnp.where(possible, drawn * stopped * last, 0.0)
 
 
-def _harvest(pool, weights, distribution, inputs):
-    """Move finished rows into the distribution."""
-    prompt_len = int(inputs.prompt_len[0])
-    for row in np.flatnonzero(pool.done):
-        output = tuple(pool.tokens[row, prompt_len : pool.length[row]].tolist())
-        distribution[output] = distribution.get(output, 0.0) + float(weights[row])
-    going = np.flatnonzero(~pool.done)
-    return jax.tree.map(lambda x: x[going], pool), weights[going]
-
-
 def _merge(pool, weights, rng):
-    """Merge rows of equal tokens and policy state into one of them, picked at random."""
+    """Merge states of equal tokens and policy state into one of them, picked at random."""
     if not len(weights):
         return pool, weights
-    known = np.arange(pool.tokens.shape[1])[None, :] < pool.length[:, None]
-    learned = jax.tree.leaves(pool.policy)
-    policy = [leaf.reshape(len(weights), -1) for leaf in learned]
-    columns = [np.where(known, pool.tokens, -1), *_history(pool.drafter), *policy]
-    table = np.concatenate([column.astype(np.float64) for column in columns], axis=1)
+    known = np.arange(pool.tokens.shape[-1]) < pool.length[..., None]
+    tokens = np.where(known, pool.tokens, -1)
+    leaves = [tokens, *_history(pool.drafter), *jax.tree.leaves(pool.policy)]
+    columns = [leaf.reshape(len(weights), -1).astype(np.float64) for leaf in leaves]
     order = rng.permutation(len(weights))
-    _, first, group = np.unique(table[order], axis=0, return_index=True, return_inverse=True)
+    table = np.concatenate(columns, axis=1)[order]
+    _, first, group = np.unique(table, axis=0, return_index=True, return_inverse=True)
     merged = np.zeros(len(first))
     np.add.at(merged, group.ravel(), weights[order])
     return jax.tree.map(lambda x: x[order[first]], pool), merged
@@ -241,10 +239,10 @@ def _merge(pool, weights, rng):
 def _history(drafter):
     """The leaves of a drafter's state that depend on past rounds beyond the tokens."""
     if isinstance(drafter, Fed):
-        return [drafter.end[:, None]]
+        return [drafter.end]
     if isinstance(drafter, Switched):
-        own = [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(drafter.choice)]
-        return [*own, *(column for state in drafter.states for column in _history(state))]
+        own = jax.tree.leaves(drafter.choice)
+        return [*own, *(leaf for state in drafter.states for leaf in _history(state))]
     return []
 
 
@@ -260,37 +258,14 @@ def joint_distribution(
       budgets: new tokens allowed for each row.
       step: `speculative.step`, or one with a planted fault.
     """
-    rng, count = np.random.default_rng(0), len(budgets)
-    rows = jnp.arange(count, dtype=jnp.int32)
+    rows = jnp.arange(len(budgets), dtype=jnp.int32)
     contexts, first = loop.start(
         method, inputs, row_keys(jax.random.key(0), rows, 0 * rows), jnp.int32(budgets),
         buffer_len=inputs.prompt.shape[1] + max(budgets) + method.slots,
     )  # fmt: skip
+    expand = partial(_expand_batches, step, method, contexts, _shared(first))
     pool = jax.tree.map(lambda x: np.asarray(x)[None], _batched(first))
-    rest = {name: getattr(first, name) for name in SHARED}
-    weights = np.ones(1)
-    distribution: dict[tuple, float] = {}
-    while len(weights):
-        grown, chances = [], []
-        for at in range(0, len(weights), BATCHES):
-            index = np.minimum(np.arange(at, at + BATCHES), len(weights) - 1)
-            states = jax.tree.map(lambda x, index=index: jnp.asarray(x[index]), pool)
-            states, chance = jax.device_get(_expand_batches(step, method, contexts, rest, states))
-            chance = weights[at : at + BATCHES, None] * chance[: len(weights) - at]
-            kept = np.nonzero(chance)
-            grown.append(jax.tree.map(lambda x, kept=kept: x[kept], states))
-            chances.append(chance[kept])
-        pool = jax.tree.map(lambda *xs: np.concatenate(xs), *grown)
-        weights = np.concatenate(chances)
-        ended = np.all(pool.done, axis=1)
-        starts = np.asarray(inputs.prompt_len)
-        for world in np.flatnonzero(ended):
-            ends = zip(pool.tokens[world], starts, pool.length[world], strict=True)
-            outputs = tuple(tuple(row[start:end].tolist()) for row, start, end in ends)
-            distribution[outputs] = distribution.get(outputs, 0.0) + float(weights[world])
-        pool, weights = jax.tree.map(lambda x, on=~ended: x[on], pool), weights[~ended]
-        pool, weights = _merge_batches(pool, weights, rng)
-    return distribution
+    return _enumerated(expand, BATCHES, pool, np.asarray(inputs.prompt_len), 0)
 
 
 BATCHES = 7  # batches expanded at a time
@@ -310,22 +285,3 @@ def _expand_batches(step, method, contexts, rest, states):
     forced = [x[jnp.asarray(every)] for x in each]
     over_outcomes = jax.vmap(one, in_axes=(None, 0, 0, 0))
     return jax.vmap(lambda state: over_outcomes(state, *forced))(states)
-
-
-def _merge_batches(pool, weights, rng):
-    """Merge whole batches as `_merge` does rows."""
-    if not len(weights):
-        return pool, weights
-    slots = np.arange(pool.tokens.shape[2])
-    known = slots[None, None, :] < pool.length[:, :, None]
-    leaves = [
-        np.where(known, pool.tokens, -1),
-        *jax.tree.leaves((pool.policy, pool.drafter.end)),
-    ]
-    columns = [leaf.reshape(len(weights), -1).astype(np.float64) for leaf in leaves]
-    order = rng.permutation(len(weights))
-    table = np.concatenate(columns, axis=1)[order]
-    _, first, group = np.unique(table, axis=0, return_index=True, return_inverse=True)
-    merged = np.zeros(len(first))
-    np.add.at(merged, group.ravel(), weights[order])
-    return jax.tree.map(lambda x: x[order[first]], pool), merged

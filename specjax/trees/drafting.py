@@ -14,8 +14,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax import sampling as smp
+from specjax.drafters.abilities import fork
 from specjax.drafters.base import Drafter, proposal
-from specjax.drafters.branching import fork
 from specjax.sampling import Sampling
 from specjax.state import State, is_finite
 from specjax.trees.nodes import Nodes, taken
@@ -45,7 +45,7 @@ class Drafted(NamedTuple):
 
     nodes: Nodes
     levels: list[Level]  # from the root's on
-    rest: Any  # the part of the drafter's state that all branches share (`Forks`)
+    rest: Any  # the part of the drafter's state that all branches share (`abilities.fork`)
     finite: Bool[Array, ""]
 
 

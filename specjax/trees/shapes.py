@@ -27,7 +27,10 @@ MAX_CANDIDATES = 16_384  # candidates that a `BestFirst` tree drafts
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """A chain of tokens, for `specjax.speculative`. Made by `chain`."""
+    """A chain of tokens, for `specjax.speculative`."""
+
+
+chain = Chain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +88,10 @@ class BestFirst:
     """EAGLE-2's tree (Li et al. 2024, 2406.16858): the likeliest nodes by the drafter's beliefs.
 
     On each level the `width` nodes whose paths have the largest beliefs are expanded. Each gets its
-    `width` likeliest children. The `nodes` best of all candidates are verified. Made by
-    `best_first`.
+    `width` likeliest children. The `nodes` best of all candidates are verified.
+
+    Raises:
+      ValueError: a number out of range, or fewer candidates than nodes.
     """
 
     width: int
@@ -113,21 +118,8 @@ class BestFirst:
         return self.width + (self.depth - 1) * self.width**2
 
 
+best_first = BestFirst
 Shape = Chain | FixedTree | BestFirst
-
-
-def chain() -> Chain:
-    """Make the shape of a chain."""
-    return Chain()
-
-
-def best_first(width: int, depth: int, nodes: int) -> BestFirst:
-    """Make a tree of the `nodes` likeliest candidates of `width` and `depth`, by belief.
-
-    Raises:
-      ValueError: a number out of range, or fewer candidates than nodes.
-    """
-    return BestFirst(width, depth, nodes)
 
 
 def fixed(*branches: int, paths: Sequence[Sequence[int]] = (), draw: str = "without") -> FixedTree:

@@ -20,15 +20,15 @@ from jaxtyping import Float, Int
 from specjax import passes
 from specjax.contracts import watched
 from specjax.dice import Dice, dice_for
+from specjax.drafters.abilities import join
 from specjax.drafters.base import Drafter
-from specjax.drafters.branching import join
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Round
 from specjax.rules import AcceptanceRule, given_noise, resolve_rule
 from specjax.sampling import Sampling
 from specjax.speculative import Contexts, start
-from specjax.state import State, block, commit, is_finite, left
+from specjax.state import State, block, commit, left
 from specjax.trees import drafting
 from specjax.trees.nodes import Nodes, layout, lineage, path_to, reach, taken
 from specjax.trees.rules import TreeRule, of_chain
@@ -171,11 +171,9 @@ def verify(
     method: TreeSpeculative, context: Context, state: State, read: Block
 ) -> tuple[tuple[Float[Array, "B C V"], Float[Array, "B C E"]], State]:
     """Run the target at the root and at each node: log-probabilities, and hidden states."""
-    place = Call(state.length - 1, read.tree), context, state.cache
-    hidden, cache = method.target(read.tokens, *place)
-    logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
-    finite = state.target_finite & is_finite(logprobs, ~state.done)
-    return (logprobs, hidden), state.replace(cache=cache, target_finite=finite)
+    call = Call(state.length - 1, read.tree)
+    logprobs, hidden, state = passes.scored(method, read.tokens, call, state, context)
+    return (logprobs, hidden), state
 
 
 def conclude(
@@ -200,24 +198,20 @@ def conclude(
     slot = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
     reached = reach(verdict.stop, lines)
     ratio = taken(_chance_below(verdict.stop, reached), seen[:, :-1])
+    known = verdict._replace(hidden=hidden)._asdict()
+    del known["path"]
     round_ = Round(
         active=~state.done,
         drafted=deepest,
-        accepted=accepted,
         emitted=after.length - state.length,
         overlap=ratio,
         ratio=ratio,
         belief_logprob=taken(_belief_below(nodes), seen[:, :-1]),
         submitted=slot < tested[:, None],
         left=left(after),
-        target_logprobs=verdict.target_logprobs,
-        hidden=hidden,
-        stop=verdict.stop,
-        next_probs=verdict.next_probs,
-        next_token=verdict.next_token,
         nodes=nodes,
-        node=verdict.node,
         reach=reached,
+        **known,
     )
     own = drafting.state_at(drafted.levels, path, accepted)
     drafter = join(method.drafter, own, drafted.rest)

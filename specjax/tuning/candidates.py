@@ -11,8 +11,8 @@ import numpy as np
 
 from specjax import decoding, drafters, trees
 from specjax.checkpoints import Checkpoint, compatibility
+from specjax.drafters.abilities import guesses
 from specjax.drafters.base import Drafter
-from specjax.drafters.observing import guesses
 from specjax.measure import doubts, metrics, stopwatch, timing
 from specjax.measure.compiling import at_once, compile_at_once
 from specjax.measure.stopwatch import TIMED_TEXTS, TIMED_TOKENS

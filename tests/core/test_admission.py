@@ -13,6 +13,7 @@ import pytest
 
 import eagles
 import test_loops
+from experiments.adaptive.policies import path
 from specjax import decoding, loop
 from specjax.checkpoints import Checkpoint
 from specjax.decoding import Request, Running, streaming
@@ -76,7 +77,7 @@ def made(name: str, temperature: float = 1.0):
     elif kind == "gumbel":
         options["rule"] = kind
     elif kind == "hedge":
-        options["policy"] = kind
+        options["policy"] = path(kind)
     method = decoding.build(target, draft, **options)
     return method, target
 

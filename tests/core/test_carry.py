@@ -12,6 +12,7 @@ import specjax
 import test_loops
 import test_replay
 import test_switch
+from experiments.adaptive.policies.bandits import Hedge, hedge
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
 from specjax import decoding
@@ -20,7 +21,6 @@ from specjax.decoding.starting import Past
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.choices import recent
 from specjax.policies import Costs, Policy, constant
-from specjax.policies.bandits import Hedge, hedge
 from specjax.policies.goodput import goodput
 from specjax.policies.heuristic import heuristic
 from specjax.policies.together import together
@@ -52,15 +52,15 @@ def test_means_over_rows():
 def test_every_policy():
     """Who carries something over, in the shapes of a batch of another size."""
     rows = jnp.array([True, False])
-    for name, policy in library(2, 3).items():
+    for name, policy in library(2, 3, board=True).items():
         past, fresh = (
             jax.eval_shape(functools.partial(policy.init, gamma_max=2), keys_of(n)) for n in (2, 3)
         )
         found = jax.eval_shape(policy.resume, fresh, past, rows)
         same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), found, fresh)
         assert jax.tree.all(same), name
-    carrying = [name for name, policy in library(2, 3).items() if policy.carries]
-    assert set(library(2, 3)) - set(carrying) == {"constant", "svip", "head"}
+    carrying = [name for name, policy in library(2, 3, board=True).items() if policy.carries]
+    assert set(library(2, 3, board=True)) - set(carrying) == {"constant", "svip", "head"}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_enumerated_distribution_of_the_second_input():
         target, inputs = random_table(1), inputs_of([[1, 0]])
         drafter = ModelDrafter(random_table(2, forbidden=0))
         each = tuple(
-            dataclasses.replace(library(2, 3)[name], costs=Costs(0.217, [1.0] * 3))
+            dataclasses.replace(library(2, 3, board=True)[name], costs=Costs(0.217, [1.0] * 3))
             for name in names
         )
         chosen, eos = Sampling(0.8), jnp.int32([2])

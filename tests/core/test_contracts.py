@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.adaptive.policies import tapout
 from specjax import decoding, generate, loop, rules
 from specjax.checkpoints.own import wrap
 from specjax.decoding import starting
 from specjax.drafters.base import Drafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.policies import Policy, by_batch_size
-from specjax.policies.tapout import tapout
 from specjax.pytrees import pytree
 from specjax.sampling import Filter, Sampling
 from table_models import random_table

@@ -511,7 +511,7 @@ def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
 def test_policies_read_ratios_alone(name):
     """In seconds or in target steps: the same drafts."""
     two = [random_table(seed, dtype=jnp.float32) for seed in (1, 1)]
-    policy = library(3, 3)[name]
+    policy = library(3, 3, board=True)[name]
     table = Costs(0.3, [1.0, 1.4, 1.5, 1.7])
     second = dataclasses.replace(table, draft=table.draft / 1024, verify=table.verify / 1024)
     found = []
@@ -605,7 +605,7 @@ def test_given(said, widths, shared):
 def test_who_needs_costs(pair, tmp_path, monkeypatch):
     """Whose `costs` have no default and are not given; also of one's own."""
     needing = [name for name in policies.NAMES if policies.needs_costs(name)]
-    assert needing == ["goodput", "first_descent", "lookahead", "together", "nodes"]
+    assert needing == ["goodput", "lookahead", "together", "nodes"]
     assert policies.needs_costs("goodput(prior=0.5)")
     assert not policies.needs_costs("svip(threshold=0.3)")
     (tmp_path / "policy_with_costs.py").write_text(
@@ -673,7 +673,7 @@ def test_policies_may_share_a_prefill(pair, monkeypatch):
         timing.PLAIN: build(pair, None),
         "3": build(pair, pair.draft, 3),
         "heuristic": build(pair, pair.draft, 3, policy="heuristic"),
-        "average": build(pair, pair.draft, 3, policy="gammatune"),
+        "average": build(pair, pair.draft, 3, policy="experiments.adaptive.policies:gammatune"),
         "2": build(pair, pair.draft, 2),
     }
     options = {"max_new_tokens": 8, "key": jax.random.key(0), "repeats": 2}

@@ -193,7 +193,7 @@ def test_censored_positions_are_drawn():
 
 def test_policies_that_read_beliefs_are_refused():
     """By their name and what they read; all others run."""
-    steps, policies = [drafts([0, 2, 3, 1], 3)], library(3, 10)
+    steps, policies = [drafts([0, 2, 3, 1], 3)], library(3, 10, board=True)
     for name in ("confidence", "svip", "adaedl", "first_descent", "lookahead", "tapout", "head"):
         with pytest.raises(ValueError, match="counts alone"):
             replayed([policies[name]], steps)

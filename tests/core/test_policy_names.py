@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.adaptive.policies import path
 from specjax import decoding, generate, policies
 from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.rules import Token
 from specjax.sampling import Sampling
 from test_policies import bias, lengths, small_method
-from toy_policies import BY_SLOT, FOR_TREES, library, linear_head
+from toy_policies import BY_SLOT, FOR_TREES, library
 
 PATIENT = """
 import jax.numpy as jnp
@@ -70,15 +71,9 @@ def test_names():
         ("svip", {"bar": 1}, "unexpected keyword argument 'bar'; it is svip"),
         ("svip", {"scale": 0.0}, r"scale=0\.0 must be a number > 0"),
         ("heuristic", {"gamma": 0}, "gamma=0 must be"),
-        ("gammatune", {"memory": 1.0}, r"memory=1\.0"),
-        ("average", {"tiers": (3, 1)}, "must ascend"),
-        ("average", {"every": 0}, "every=0"),
         ("confidence", {"threshold": 2}, "threshold=2 must be a number in"),
         ("adaedl", {"goal": 2}, "goal=2 must be"),
         ("goodput", {"costs": Costs(0.1, [1, 1]), "memory": 2}, "memory=2 must be"),
-        ("ucb", {"width": -1}, "width=-1 must be"),
-        ("hedge", {"rate": -1}, "rate=-1 must be"),
-        ("head", {"params": linear_head(3), "threshold": 2}, "threshold=2 must be a number in"),
     ],
 )
 def test_errors(name, settings, message, patient):
@@ -89,10 +84,8 @@ def test_errors(name, settings, message, patient):
 NEEDED = {
     "constant": {"gamma": 3},
     "goodput": {"costs": Costs(0.1, [1, 1])},
-    "first_descent": {"costs": Costs(0.1, [1, 1])},
     "lookahead": {"costs": Costs(0.1, [1, 1])},
     "together": {"costs": Costs(0.1, [1, 1])},
-    "head": {"params": linear_head(3)},
     "fixed": {"slots": 2},
     "by_batch_size": {"table": {1: 2}},
     "early_stop": {"times": Costs(0.0, [1.0], positions=[2])},
@@ -134,8 +127,8 @@ def test_pairs_that_do_not_fit(pair):
     """Hedge with a rule that hides shorter drafts; passes that are none."""
     build = functools.partial(decoding.build, pair.target, pair.draft, gamma=4)
     with pytest.raises(ValueError, match=r"Hedge learns .* which Secretive does not show"):
-        build(sampling=Sampling(1.0), rule=Secretive(), policy="hedge")
-    build(sampling=Sampling(0.0), rule=Secretive(), policy="hedge")
-    build(sampling=Sampling(1.0), rule=Secretive(), policy="ucb")
+        build(sampling=Sampling(1.0), rule=Secretive(), policy=path("hedge"))
+    build(sampling=Sampling(0.0), rule=Secretive(), policy=path("hedge"))
+    build(sampling=Sampling(1.0), rule=Secretive(), policy=path("ucb"))
     with pytest.raises(ValueError, match="passes=0 must be a whole number ≥ 1"):
         build(sampling=Sampling(1.0), passes=(2, 0))

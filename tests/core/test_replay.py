@@ -45,7 +45,7 @@ PROMPTS = [[1], [0, 1], [2, 2, 0], [0], [1, 1], [0, 0, 1]]
 
 
 def policy_of(name):
-    return TailReader() if name == "tail reader" else library(GAMMA_MAX, V)[name]
+    return TailReader() if name == "tail reader" else library(GAMMA_MAX, V, board=True)[name]
 
 
 def method_of(policy, distribution, drafter=None) -> Speculative:

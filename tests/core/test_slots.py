@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import test_loops
+from experiments.adaptive.policies import path
 from reference import total_variation
 from specjax import decoding, generate, loop, passes, policies, speculative
 from specjax.drafters.base import ModelDrafter
@@ -435,13 +436,13 @@ class Alone(Policy):
 def test_what_two_policies_declare_together():
     """What either learns from and carries over; plain decoding where the first prefers it."""
     dear = Costs(9.0, [1.0] * 3, alpha=0.5, error=np.nan)
-    for first in ("hedge", policies.parse("goodput", costs=dear), "svip"):
+    for first in (path("hedge"), policies.parse("goodput", costs=dear), "svip"):
         first = policies.parse(first) if isinstance(first, str) else first
         made = policies.both(first, "fixed(2)")
         for what in ("needs_shorter", "carries"):
             assert getattr(made, what) == getattr(first, what), (first, what)
         assert made.prefers_plain(2, 9, 4) == first.prefers_plain(2, 9, 1)
-    assert policies.both("hedge", "fixed(2)").needs_shorter
+    assert policies.both(path("hedge"), "fixed(2)").needs_shorter
     assert policies.both(policies.parse("goodput", costs=dear), "fixed(2)").prefers_plain(2, 9)
 
 

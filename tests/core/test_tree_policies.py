@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import specjax
+from experiments.adaptive.policies import path
 from pairs import TEXTS
 from specjax import decoding, loop, policies, rules, speculative
 from specjax import sampling as smp
@@ -52,7 +53,7 @@ def toys():
         "erratic": ErraticNodes(),
         "nodes": nodes(Costs(0.0, flat), every=3),
         "goodput": policies.parse("goodput", costs=Costs(0.2, [1.0, 1.1, 1.2])),
-        "ucb": policies.parse("ucb"),
+        "ucb": policies.parse(path("ucb")),
     }
 
 
@@ -74,7 +75,7 @@ def test_enumerated_with_a_policy(policy, shape, double):
 
 @pytest.mark.sweep
 def test_hedge_learns_from_shallower_trees(double):
-    assert check_enumerated("other", "plain", RULE, MIXED, policies.parse("hedge")) < 1e-6
+    assert check_enumerated("other", "plain", RULE, MIXED, policies.parse(path("hedge"))) < 1e-6
 
 
 def peeking(method, contexts, state, dice):
@@ -242,8 +243,8 @@ def test_the_number_of_nodes_follows_the_costs():
     [
         ("svip", MIXED, "token", "token by token"),
         ("heuristic", MIXED, "token", ""),
-        ("hedge", MIXED, "block", "Block"),
-        ("hedge", SHAPES["best first"], "token", "with this tree"),
+        (path("hedge"), MIXED, "block", "Block"),
+        (path("hedge"), SHAPES["best first"], "token", "with this tree"),
     ],
 )
 def test_policies_that_are_refused(policy, shape, rule, said, pair):

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from experiments.adaptive import policies as leaderboard
+from experiments.adaptive.policies.acceptance_head import HeadParams
 from specjax import policies
 from specjax.policies import Costs, Policy
-from specjax.policies.acceptance_head import HeadParams
 from specjax.pytrees import pytree
 from specjax.testing.common import Varying as Erratic
 
@@ -133,12 +134,16 @@ def linear_head(width: int) -> HeadParams:
     )
 
 
-def library(gamma_max: int, width: int) -> dict[str, Policy]:
+def library(gamma_max: int, width: int, board: bool = False) -> dict[str, Policy]:
     """Every policy of rows for chains, for that γ_max and hidden states of that width.
 
     The settings make each of them vary its lengths on the tables of the tests. A policy without
     settings here has its defaults.
+
+    Args:
+      board: whether those of the leaderboard alone come too.
     """
+    names = [*policies.NAMES, *(leaderboard.__all__ if board else ())]
     # No two lengths are equally good.
     known = {"costs": Costs(0.217, [1.0] * (gamma_max + 1)), "params": linear_head(width)}
     rates = {"prior": 0.6, "weight": 1.0, "memory": 0.5}
@@ -162,10 +167,14 @@ def library(gamma_max: int, width: int) -> dict[str, Policy]:
     }
     return {
         name: policies.parse(
-            name,
+            leaderboard.path(name),
             **settings.get(name, {}),
-            **{key: value for key, value in known.items() if policies.loading.takes(name, key)},
+            **{
+                key: value
+                for key, value in known.items()
+                if policies.loading.takes(leaderboard.path(name), key)
+            },
         )
-        for name in policies.NAMES
+        for name in names
         if name not in FOR_TREES | BY_SLOT
     }

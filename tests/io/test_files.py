@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from experiments import tasks
+from experiments.adaptive.policies import acceptance_head as head
 from specjax.checkpoints.tensors import read_json
 from specjax.cli import inputs
 from specjax.drafters import ngram
-from specjax.policies import acceptance_head as head
 from specjax.replay import rollouts
 from specjax.settings import Settings
 from specjax.support import files

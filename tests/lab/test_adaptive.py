@@ -19,12 +19,13 @@ import test_loops
 from configs import adaptive
 from experiments import tasks
 from experiments.adaptive import board, pictures, race
+from experiments.adaptive.policies import acceptance_head
 from experiments.adaptive.race import Counting, choose, closed, interval
 from pairs import TEXTS
 from specjax import Row, decoding
 from specjax.autoregressive import Autoregressive
 from specjax.measure.timing import PLAIN, Comparison
-from specjax.policies import Costs, Policy, acceptance_head, constant, parse
+from specjax.policies import Costs, Policy, constant, parse
 from specjax.policies.costs import mean
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import command_line
+from experiments.adaptive.policies import acceptance_head as head
 from experiments.train import train_head
 from experiments.train.train_head import HeadConfig, Seen
 from pairs import TEXTS
 from specjax import decoding, generate, speculative
-from specjax.policies import acceptance_head as head
 from specjax.policies import parse
 from specjax.rules import at_tokens
 from specjax.sampling import Sampling

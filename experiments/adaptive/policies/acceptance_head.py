@@ -29,10 +29,7 @@ def init(key: Key[Array, ""], width: int, layers: int = 3) -> HeadParams:
     """Make fresh float32 parameters for hidden states of `width` E; consumes the key."""
     weights = jax.random.normal(key, (layers, width, width), jnp.float32) / jnp.sqrt(width)
     return HeadParams(
-        weights,
-        jnp.zeros((layers, width), jnp.float32),
-        jnp.zeros((width,), jnp.float32),
-        jnp.zeros((), jnp.float32),
+        weights, *(jnp.zeros(shape, jnp.float32) for shape in ((layers, width), (width,), ()))
     )
 
 
@@ -113,9 +110,6 @@ class Head(Policy):
 def head(params: HeadParams, threshold: float = 0.7) -> Head:
     """Make a SpecDec++ policy with a head from `training.train_head` or `load`."""
     if not isinstance(params, HeadParams):
-        raise ValueError(
-            f"params={params!r} must be a head, as specjax.policies.acceptance_head.load reads it."
-        )
-    return Head(
-        params, jnp.float32(number("threshold", threshold, "[0, 1]", "it is a probability"))
-    )
+        raise ValueError(f"params={params!r} must be a head, as acceptance_head.load reads it.")
+    threshold = number("threshold", threshold, "[0, 1]", "it is a probability")
+    return Head(params, jnp.float32(threshold))
