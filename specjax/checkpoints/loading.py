@@ -90,11 +90,8 @@ def load(
     found = devices.find(device) if model.placement is None else model.placement.first
     family = FAMILIES[checkpoint.config.model_type]
     names = family.tensor_names(checkpoint.config)
-    if model.placement is None:
-        placed = None if device is None else found
-        full = parameters.read_params(module, names, tensors, family.turned, placed)
-    else:
-        full = parameters.read_shards(module, names, tensors, family.turned, model.placement)
+    placed = None if device is None else found
+    full = parameters.read_params(module, names, tensors, family.turned, placed, model.placement)
     model = LanguageModel.of(
         full, model.vocab_size, platform=found.platform, placement=model.placement
     )

@@ -254,10 +254,11 @@ def test_flax_files_are_read_as_flax_reads_them(tmp_path, monkeypatch):
 
 
 def test_chunks_that_hold_the_fill_value_alone_may_be_missing(t5x_directory):
-    file = t5x_directory / QUERY / ".zarray"
+    query = t5x_directory / "target.encoder.layers_0.attention.query.kernel"
+    file = query / ".zarray"
     raw = json.loads(file.read_text())
     file.write_text(json.dumps({**raw, "fill_value": 0.5}))
-    (t5x_directory / QUERY / "1.0").unlink()
+    (query / "1.0").unlink()
     name = "encoder.block.0.layer.0.SelfAttention.q.weight"
     found = contents(find_tensors(t5x_directory)[name])
     np.testing.assert_array_equal(found.T[10:, :10], 0.5)
@@ -389,18 +390,6 @@ def test_a_converted_model_keeps_nothing_of_the_one_before(t5x_directory, tmp_pa
         with pytest.raises(ValueError, match=r"holds thesis\.tex, which would not be replaced"):
             write()
     assert load(place).config == load(t5x_directory).config
-
-
-def test_nothing_is_left_of_a_conversion_that_fails(directory):
-    file = directory / "pytorch_model.bin"
-    data = bytearray(file.read_bytes())
-    with zipfile.ZipFile(file) as archive:
-        last = [name for name in archive.namelist() if "/data/" in name][-1]
-        data[archive.getinfo(last).header_offset + 100] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(ValueError, match="wrong checksum"):
-        convert(directory, directory.with_name("out"))
-    assert [path.name for path in directory.parent.iterdir()] == ["model"]
 
 
 def test_convert_from_a_shell(directory, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Which pairs are accepted, which are refused and why; padded ids never come out."""
+"""Which pairs are accepted, which are refused and why."""
 
 import dataclasses
 import itertools
@@ -6,10 +6,7 @@ import re
 import string
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from flax import nnx
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -19,9 +16,8 @@ from tokenizers import (
     pre_tokenizers,
     processors,
 )
-from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-import specjax
 from specjax.checkpoints import Checkpoint, compatibility
 from specjax.checkpoints.compatibility import HARD_TEXTS, check_ids, check_pair, compare, shared_ids
 from specjax.models.gpt import GPTConfig
@@ -146,8 +142,6 @@ DIFFERS = {
         r"encoding: spaces of 'a': \[\d+ 'a'\] in the target and \[\d+ ' ', \d+ 'a'\]"),
     "spaces stripped": (BASE, member(bpe(normalizer=normalizers.Strip())),
         r"encoding: spaces of ' a': \[\d+ ' ', \d+ 'a'\] in the target and \[\d+ 'a'\]"),
-    "where the space goes": (member(unigram()), member(unigram(prepend="never")),
-        r"encoding: spaces of 'a': \[\d+ ' ', \d+ 'a'\] in the target and \[\d+ 'a'\]"),
     "tabs as spaces": (BASE, member(bpe(normalizer=normalizers.Replace("\t", " "))),
         r"encoding: tabs and line breaks of '\\t': \[\d+ '\\t'\] in the target and \[\d+ ' '\]"),
     "digits one by one": (BASE,
@@ -159,12 +153,6 @@ DIFFERS = {
         r"encoding: letter case of 'A': \[\d+ 'A'\] in the target and \[\d+ 'a'\]"),
     "accents composed": (member(bpe(normalizer=normalizers.NFC())), BASE,
         "encoding: normalisation of 'e\u0301': .* in the target and .* in the draft"),
-    "accents stripped": (BASE,
-        member(bpe(normalizer=normalizers.BertNormalizer(False, False, True, False))),
-        "encoding: normalisation of 'é': .* in the target and"),
-    "compatibility forms": (member(bpe(normalizer=normalizers.NFKC())),
-        member(bpe(normalizer=normalizers.NFC())),
-        r"encoding: normalisation of 'ﬁ': \[\d+ 'f', \d+ 'i'\] in the target and \[\d+ 'ﬁ'\]"),
     "Chinese characters apart": (BASE,
         member(bpe(normalizer=normalizers.BertNormalizer(False, True, False, False))),
         "encoding: scripts of '语言': .* ' ', "),
@@ -174,8 +162,6 @@ DIFFERS = {
         r"encoding: unknown characters of '\\ue000': \[2 '<unk>'\] in the target and \[\]"),
     "unknown characters fused": (BASE, member(bpe(model={"fuse_unk": True})),
         r"encoding: unknown characters of '\\ue000\\ue001': .* and \[2 '<unk>'\] in the draft"),
-    "unknown characters as bytes": (BASE, member(bpe(model={"byte_fallback": True})),
-        r"encoding: unknown characters of .* and \[\d+ '<0xEE>', "),
     "other merges first": (BASE, member(bpe(merges=[*MERGES[:2], *MERGES[:1:-1]])),
         r"encoding: words of 'one word and another': .* 'an', .* 'no',"),
     "long words given up": (member(word_piece(100)), member(word_piece(5000)),
@@ -185,7 +171,6 @@ DIFFERS = {
         "encoding: special tokens in a text of 'a<x> b': "),
     "other scores": (member(unigram()), member(unigram({"f(": -50.0})),
         "encoding: punctuation of 'f"),
-    "pieces given up": (member(unigram()), member(unigram({"no": -50.0})), "encoding: "),
     "another text back": (BASE, member(bpe(decoder=decoders.Replace(" ", "_"))),
         r"decoding of ids \d+, \d+: ' a' in the target and '_a' in the draft"),
 }  # fmt: skip
@@ -234,34 +219,6 @@ def test_a_drafters_number_of_ids(size, check_tokens):
 # --- what fits ---------------------------------------------------------------------------------
 
 
-class Slow(PreTrainedTokenizer):
-    """The characters of `bpe` without its merges, in Python."""
-
-    def __init__(self):
-        self.ids = {token: id for id, token in enumerate([*SPECIALS, *LETTERS])}
-        super().__init__(pad_token="<pad>", eos_token="</s>", unk_token="<unk>", bos_token="<s>")
-
-    @property
-    def vocab_size(self):
-        return len(self.ids)
-
-    def get_vocab(self):
-        return dict(self.ids)
-
-    def _tokenize(self, text):
-        return list(text)
-
-    def _convert_token_to_id(self, token):
-        return self.ids.get(token, 2)
-
-    def _convert_id_to_token(self, index):
-        return list(self.ids)[index]
-
-    def convert_tokens_to_string(self, tokens):
-        return "".join(tokens)
-
-
-CHARACTERS = member(bpe([*SPECIALS, *LETTERS], merges=[]))
 FITS = {
     "the same tokenizer twice": (BASE, dataclasses.replace(BASE)),
     "the same tokenizer made twice": (BASE, member(bpe())),
@@ -271,8 +228,7 @@ FITS = {
     "padding in a draft without a tokenizer": (BASE, member(rows=SIZE + 256)),
     "padding in a target without a tokenizer": (member(rows=SIZE + 28), BASE),
     "tokens added to the draft": (BASE, member(bpe(added=["<unused1>", "<unused2>"]))),
-    "Python and Rust": (member(Slow()), CHARACTERS),
-    "Rust and Python": (CHARACTERS, member(Slow())),
+    "Python": (member(ByT5Tokenizer()), member(ByT5Tokenizer())),
     "one program in other words": (
         member(bpe(normalizer=normalizers.NFC())),
         member(bpe(normalizer=normalizers.Sequence([normalizers.NFD(), normalizers.NFC()]))),
@@ -389,50 +345,3 @@ def test_equal_files_are_not_compared_any_further(tmp_path, monkeypatch):
     bpe(swapped("x", "y")).save_pretrained(tmp_path / "b")
     with pytest.raises(ValueError, match="token ids of 'x'"):
         check_pair(one, read("b"))
-
-
-# --- padding -----------------------------------------------------------------------------------
-
-
-class Padded(nnx.Module):
-    """Distributions by the last token, from a table in which padding is by far the likeliest."""
-
-    def __init__(self, padding, seed):
-        rows = SIZE + padding
-        table = np.random.default_rng(seed).normal(size=(rows, rows)).astype(np.float32)
-        table[:, SIZE:] = 1e4
-        self.vocab_size, self.table = rows, nnx.Param(jnp.asarray(table))
-
-    def start(self, inputs, buffer_len):
-        return (), ()
-
-    def __call__(self, tokens, start, context, cache):
-        return self.table[...][tokens], cache
-
-    def logits(self, hidden):
-        return hidden
-
-
-def padded(padding, *, seed, cut=True):
-    model = LanguageModel.of(Padded(padding, seed), SIZE if cut else None)
-    return dataclasses.replace(member(bpe(), rows=SIZE + padding), model=model)
-
-
-@pytest.mark.parametrize("padding", [None, 3, 30])
-def test_padded_ids_never_come_out_at_a_high_temperature(padding):
-    """Neither without a draft, nor with one that is padded less than the target or more."""
-    draft = None if padding is None else padded(padding, seed=1)
-    ids = draw(padded(20, seed=0), draft)
-    assert len(ids) > 5000
-    assert set(ids) == set(range(SIZE))
-
-
-def test_padded_ids_come_out_where_they_are_not_cut_off():
-    """So the test above can fail."""
-    assert set(draw(padded(20, seed=0, cut=False), None)) == set(range(SIZE, SIZE + 20))
-
-
-def draw(target, draft):
-    texts, options = ["a"] * 8, {"samples": 32, "batch_size": 256, "max_new_tokens": 32}
-    result = specjax.generate(target, draft, texts, temperature=100.0, key=0, **options)
-    return list(itertools.chain(*result.tokens))

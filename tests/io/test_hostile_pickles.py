@@ -209,8 +209,8 @@ def test_storages_of_the_older_format(tmp_path):
 
 
 def test_archives(tmp_path, monkeypatch):
-    """Of other programs, compressed, changed, without tensors, with a name that is no UTF-8, with
-    a list of many files."""
+    """Archives of other programs, compressed, changed, without tensors, with names that are no
+    UTF-8 or too many."""
     file = tmp_path / "pytorch_model.bin"
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("word/document.xml", "x")

@@ -22,7 +22,6 @@ from checkpoint_edits import WORDS, assert_same, edit_json, edit_weights, make_t
 from family_rows import ROWS
 from specjax import devices
 from specjax.checkpoints import Checkpoint, load, outline, parameters, save, saving, tensors
-from specjax.checkpoints.weights import wanted
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
@@ -166,9 +165,11 @@ def test_a_checkpoint_shows_itself_in_one_line(directory):
 def test_no_second_copy_is_made_of_the_weights(directory, monkeypatch):
     """On a CPU a parameter is the very memory that it was read into."""
     places = []
-    monkeypatch.setattr(
-        parameters, "read_into", lambda tensor, out: places.append((out.ctypes.data, out.nbytes))
-    )
+
+    def noted(tensor, out, part):
+        places.append((out.ctypes.data, out.nbytes))
+
+    monkeypatch.setattr(parameters, "read_into", noted)
     model = load(directory).model
     arrays = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(model)]
     assert set(arrays) <= {start for start, _ in places}
@@ -181,14 +182,14 @@ def test_parameters_are_read_in_threads(directory, monkeypatch):
     count = len(jax.tree.leaves(outline(directory).model))
     begun = []
 
-    def waits(tensor, out):
+    def waits(tensor, out, part):
         begun.append(tensor)
         if len(begun) <= 2:
             both.wait(timeout=30)
         if len(begun) > 2:
             time.sleep(0.01)
             raise ValueError("damaged")
-        read(tensor, out)
+        read(tensor, out, part)
 
     monkeypatch.setattr(parameters, "read_into", waits)
     with pytest.raises(ValueError, match="damaged"):
@@ -430,32 +431,3 @@ def test_one_format_is_downloaded(weights, kept, directory, monkeypatch):
     assert asked["name"] == "google/t5-v1_1-xxl"
     fetched = huggingface_hub.utils.filter_repo_objects(offered, allow_patterns=asked["patterns"])
     assert sorted(fetched) == sorted([*BESIDE, *kept])
-
-
-def test_pieces_are_downloaded_where_there_is_no_better_tokenizer():
-    files = ["config.json", "spiece.model", "flax_model.msgpack"]
-    assert wanted(files) == files
-
-
-def test_without_a_network_what_was_downloaded_serves(directory, monkeypatch):
-    def offline(name):
-        raise ConnectionError("no network")
-
-    def snapshot_download(name, *, local_files_only):
-        assert local_files_only
-        if name != "here/before":
-            raise FileNotFoundError("not in the cache")
-        return str(directory)
-
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", offline)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    load("here/before")
-    with pytest.raises(FileNotFoundError, match=r"ConnectionError: no network"):
-        load("never/before")
-
-
-def test_a_repository_of_gguf(monkeypatch):
-    files = ["README.md", "x-q4_0.gguf", "x-q8_0.gguf"]
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda name: files)
-    with pytest.raises(FileNotFoundError, match=r"hf download a/x-GGUF x-q4_0\.gguf`, and give"):
-        load("a/x-GGUF")

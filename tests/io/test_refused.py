@@ -3,6 +3,7 @@ error."""
 
 import json
 
+import huggingface_hub
 import ml_dtypes
 import numpy as np
 import pytest
@@ -46,6 +47,30 @@ def test_names(name, error, message, directory, monkeypatch):
     monkeypatch.chdir(directory.parent)
     with pytest.raises(error, match=message):
         load(name)
+
+
+def test_without_a_network_what_was_downloaded_serves(directory, monkeypatch):
+    def offline(name):
+        raise ConnectionError("no network")
+
+    def snapshot_download(name, *, local_files_only):
+        assert local_files_only
+        if name != "here/before":
+            raise FileNotFoundError("not in the cache")
+        return str(directory)
+
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", offline)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    load("here/before")
+    with pytest.raises(FileNotFoundError, match=r"ConnectionError: no network"):
+        load("never/before")
+
+
+def test_a_repository_of_gguf(monkeypatch):
+    files = ["README.md", "x-q4_0.gguf", "x-q8_0.gguf"]
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda name: files)
+    with pytest.raises(FileNotFoundError, match=r"hf download a/x-GGUF x-q4_0\.gguf`, and give"):
+        load("a/x-GGUF")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float7", "int8", 5])
