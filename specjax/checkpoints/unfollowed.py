@@ -8,10 +8,10 @@ from typing import Any
 UNFOLLOWED: dict[str, tuple] = {
     name: neutral
     for neutral, names in (
-        ((0,), "do_sample diversity_penalty penalty_alpha no_repeat_ngram_size min_length min_p"),
-        ((0,), "encoder_no_repeat_ngram_size min_new_tokens epsilon_cutoff eta_cutoff"),
         ((1,), "num_beams num_beam_groups repetition_penalty encoder_repetition_penalty"),
         ((1,), "typical_p guidance_scale"),
+        ((0,), "do_sample diversity_penalty penalty_alpha no_repeat_ngram_size min_length min_p"),
+        ((0,), "encoder_no_repeat_ngram_size min_new_tokens epsilon_cutoff eta_cutoff"),
         (([], {}), "bad_words_ids force_words_ids suppress_tokens begin_suppress_tokens"),
         (([], {}), "sequence_bias stop_strings"),
         ((), "exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id top_h"),
