@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -104,7 +104,9 @@ def unfilled(
     for path, variable in nnx.to_flat_state(nnx.state(module)):
         array = np.asarray(variable[...])
         stacked = sharding.restored(array.T if path in turned else array, moved.get(path))
-        for name, part in _split(stacked, names[path]).items():
+        shares = list(names[path].values())
+        ends = np.cumsum(shares) * len(stacked) // sum(shares)
+        for name, part in zip(names[path], np.split(stacked, ends[:-1]), strict=True):
             found[name] = part.T if name.endswith(stored_turned) else part
     return found
 
@@ -148,26 +150,25 @@ def read_params(
         return jax.make_array_from_callback(shape, specs[path], at, dtype=slots[path].dtype)
 
     def read(path: tuple) -> None:
-        parts = list(_parts(names[path], tensors, stored_turned).values())
+        parts = [
+            Turned.of(tensors[name]) if name.endswith(stored_turned) else tensors[name]
+            for name in names[path]
+        ]
         rows = order.get(path, np.arange(sum(tensor.shape[0] for tensor in parts)))
         stacked = _Stacked(parts, rows, slots[path].dtype, path in turned)
-        found = {path: stacked.part}
+        found: dict[tuple, Callable[..., np.ndarray]] = {path: stacked.part}
         if slots[path].dtype in int8.DTYPES:
             found[_scale_of(path)] = stacked.scales
         for one, part in found.items():
             filled[one] = slots[one].replace(jax.block_until_ready(placed(one, part)))
 
     paths = [path for path in slots if _weight_of(path, slots) is None]
-    with _bar(slots) as bar, _readers(None if placement is None else 1) as readers:
+    bar = tqdm(total=nbytes(slots), desc="weights", disable=None, unit="B", unit_scale=True,
+               leave=False, delay=SHOWN_AFTER)  # fmt: skip
+    with bar, _readers(None if placement is None else 1) as readers:
         for path, _ in zip(paths, readers.map(read, paths), strict=True):
             bar.update(nbytes(slots[path]))
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
-
-
-def _bar(slots: Mapping[tuple, Any]) -> tqdm:
-    """A progress bar of the bytes that parameters take, in a terminal."""
-    how: dict[str, Any] = {"unit": "B", "unit_scale": True, "leave": False, "delay": SHOWN_AFTER}
-    return tqdm(total=nbytes(slots), desc="weights", disable=None, **how)
 
 
 @contextlib.contextmanager
@@ -248,14 +249,6 @@ class _Stacked:
             begin += tensor.shape[0]
 
 
-def _parts(
-    names: Iterable[str], tensors: Mapping[str, Tensor], stored_turned: tuple[str, ...]
-) -> dict[str, Tensor]:
-    """The tensors of a parameter, each as (out, in)."""
-    found = {name: tensors[name] for name in names}
-    return {n: Turned.of(t) if n.endswith(stored_turned) else t for n, t in found.items()}
-
-
 def needed(
     names: Mapping[tuple, dict[str, int]], tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
@@ -289,7 +282,11 @@ def check_tensors(
 ) -> None:
     """Raise ValueError unless each tensor holds floats, in the shape that config.json asks for."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for parts, shape in _wanted(module, names):
+    slots, turned = dict(nnx.to_flat_state(nnx.state(module))), turned_paths(module)
+    for path, slot in slots.items():
+        if _weight_of(path, slots) is not None:
+            continue
+        parts, shape = names[path], slot.shape[::-1] if path in turned else slot.shape
         for name, share in parts.items():
             part = (shape[0] * share // sum(parts.values()), *shape[1:])
             shapes[name] = part[::-1] if name.endswith(stored_turned) else part
@@ -313,18 +310,6 @@ def _some(names: list[str]) -> str:
     return ", ".join(map(repr, names[:3])) + more
 
 
-def _wanted(
-    module: nnx.Module, names: Mapping[tuple, dict[str, int]]
-) -> list[tuple[dict[str, int], tuple[int, ...]]]:
-    """The parts of each parameter, and its shape as checkpoints have it."""
-    slots, turned = dict(nnx.to_flat_state(nnx.state(module))), turned_paths(module)
-    return [
-        (names[path], slot.shape[::-1] if path in turned else slot.shape)
-        for path, slot in slots.items()
-        if _weight_of(path, slots) is None
-    ]
-
-
 def _scale_of(path: tuple) -> tuple:
     """The path of the scales of a matrix in int8."""
     return *path[:-1], f"{path[-1]}_scale"
@@ -335,12 +320,6 @@ def _weight_of(path: tuple, slots: Mapping[tuple, Any]) -> tuple | None:
     *place, last = path
     weight = *place, str(last).removesuffix("_scale")
     return weight if weight != path and weight in slots else None
-
-
-def _split(stacked: np.ndarray, shares: dict[str, int]) -> dict[str, np.ndarray]:
-    """Views of each part's rows, which are stacked in proportion to their shares."""
-    ends = np.cumsum(list(shares.values())) * len(stacked) // sum(shares.values())
-    return dict(zip(shares, np.split(stacked, ends[:-1]), strict=True))
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -75,7 +75,7 @@ def _text(token: Any) -> Any:
 
 def read(path: Path) -> Any:
     """Read a `ModelProto` of sentencepiece; ValueError if the file is cut short or damaged."""
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from transformers.convert_slow_tokenizer import import_protobuf
 
     found = import_protobuf().ModelProto()
