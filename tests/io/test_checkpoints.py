@@ -23,6 +23,7 @@ from specjax.checkpoints.formats import t5x_files, torch_files
 from specjax.checkpoints.tensors import Held, Turned, equal, read_into
 from specjax.checkpoints.weights import FLAX, find_tensors
 from specjax.cli import convert as convert_command
+from tiny_models import covering
 
 DATA = make_checkpoint_data.DATA
 V1_0, V1_1 = t5_variants.VARIANTS["v1_0"], t5_variants.VARIANTS["v1_1"]
@@ -59,10 +60,10 @@ def t5x_directory(tmp_path):
 # --- every format, every family ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    "form", ["bin", "bin-sharded", "legacy", "legacy-sharded", "flax", "flax-sharded"]
-)
+FORMS = ("bin", "bin-sharded", "legacy", "legacy-sharded", "flax", "flax-sharded")
+
+
+@pytest.mark.parametrize(("model", "form"), covering(MODELS, FORMS, count=12))
 def test_each_format_gives_the_same_parameters(model, form, tmp_path, monkeypatch):
     monkeypatch.setattr(tensors, "CHUNK", 64)  # several pieces to a tensor
     module, name = MODELS[model]
@@ -96,8 +97,13 @@ def test_a_part_of_a_tensor(form, tmp_path, monkeypatch):
         np.testing.assert_array_equal(out, whole[part])
 
 
-@pytest.mark.parametrize("name", ["v1_0", "v1_1", "deep_decoder", "deep_encoder", "odd_heads"])
-@pytest.mark.parametrize("said", ["nothing", "bindings", "block", "config.json"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    covering(
+        ("v1_0", "v1_1", "deep_decoder", "deep_encoder", "odd_heads"),
+        ("nothing", "bindings", "block", "config.json"),
+    ),
+)
 def test_t5x_gives_the_same_parameters(name, said, tmp_path):
     variant = t5_variants.VARIANTS[name]
     distance = {"relative_attention_max_distance": 128}  # all of T5X's have that

@@ -83,6 +83,17 @@ def test_damage_anywhere_is_an_error_that_names_the_file_or_a_number(form, step,
     assert errors > tried / 10
 
 
+@pytest.mark.parametrize("form", READERS)
+def test_a_file_that_is_cut_once_its_header_was_read(form, tmp_path):
+    write, find = READERS[form]
+    file = tmp_path / "file.gguf"
+    write(file, {"a/kernel": np.ones((2, 3), np.float32)})
+    (tensor,) = find(file).values()
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(ValueError, match=rf"{file} is cut short"):
+        contents(tensor)
+
+
 LFS = b"version https://git-lfs.github.com/spec/v1\n"
 MISLABELLED = [
     ("pytorch_model.bin", b"<html>404</html>", "neither of the two formats"),

@@ -16,6 +16,7 @@ from specjax.cli import defaults, pairs
 from specjax.models import memory
 from specjax.models.t5 import T5Config
 from specjax.sampling import Sampling
+from tiny_models import slow
 
 
 @pytest.fixture(params=["t5", "gpt"])
@@ -55,9 +56,9 @@ def speculative(sampling, target, draft):
     ("build", "sampling", "rows", "checkpoint"),
     [
         (plain, Sampling(0.0), 1, "t5"),
-        (plain, Sampling(1.0, 5, 0.9), 8, "gpt"),
+        slow((plain, Sampling(1.0, 5, 0.9), 8, "gpt")),
         (speculative, Sampling(0.0), 1, "llama"),
-        (plain, Sampling(1.0), 8, "wide"),
+        slow((plain, Sampling(1.0), 8, "wide")),
         (speculative, Sampling(1.0), 8, "wide"),
     ],
     indirect=["checkpoint"],
