@@ -257,7 +257,7 @@ def get_config(choice=''):
 """
 LOOKUP = "decode --config.target=TARGET --config.draft=lookup --settings=HERE/settings.json "
 DIRECTORY = "a directory, and only regular files can be replaced"
-MISTAKES = [  # the words of a command, and what is said of them before anything is loaded
+MISTAKES = [  # the words of a command, and a part of the error, before anything is loaded
     ("decode", "No target"),
     ("decode --config.gama=3", 'Did you mean "gamma"'),
     ("decode --config=configs/none.py", f"neither here nor below {ROOT}"),
