@@ -88,7 +88,7 @@ FIELDS: dict[str, str] = {
         "final_logit_softcapping",
         "true or false": "tie_word_embeddings scale_decoder_outputs attention_bias mlp_bias "
         "use_sliding_window use_bidirectional_attention",
-        "a string": "feed_forward_proj activation_function hidden_act hidden_activation",
+        "a string": "feed_forward_proj activation_function hidden_act hidden_activation prefix",
         "a list of strings": "layer_types",
         "an object of objects": "task_specific_params",
         "an object": "text_config encoder decoder",
