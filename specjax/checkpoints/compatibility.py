@@ -7,7 +7,7 @@ proposals are rarely accepted. So it is refused unless the user insists (`check_
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ def compare(target: Checkpoint, draft: Checkpoint, *, tokens: bool = True) -> li
     if not tokens:
         free: dict[str, Any] = {"required": False, "way_out": INSISTED}
         checks = [c if c.name == INPUT else dataclasses.replace(c, **free) for c in checks]
-    return [*checks, _start(target, draft), _ends(target, draft), *_remarks(target, draft)]
+    return [*checks, *_remarks(target, draft)]
 
 
 def shared_ids(target: Checkpoint, draft: Checkpoint) -> tuple[int, int]:
@@ -180,39 +180,30 @@ def _sizes(target: Checkpoint, draft: Checkpoint) -> Check:
     return Check("vocabulary size", 0 <= padding <= most, f"{sizes[0]} ids", f"{sizes[1]} ids")
 
 
-def _start(target: Checkpoint, draft: Checkpoint) -> Check:
-    ids = target.start_id, draft.start_id
-    field = start_field(target.config)
-    fits = ids[0] == ids[1]
-    return _check("start token", fits, map(str, ids), subject=field, way_out="", required=False)
-
-
-def _ends(target: Checkpoint, draft: Checkpoint) -> Check:
-    """Compare EOS ids. One shared id is enough: chat models have more than their base models."""
-    ends = set(target.eos_ids), set(draft.eos_ids)
-    fits = not all(ends) or bool(ends[0] & ends[1])
-    words = [str(sorted(ids)) for ids in ends]
-    return _check("end tokens", fits, words, way_out="", required=False)
-
-
 def _remarks(target: Checkpoint, draft: Checkpoint) -> list[Check]:
-    pads = target.pad_id, draft.pad_id
-    templates = [getattr(c.tokenizer, "chat_template", None) for c in (target, draft)]
+    """Compare what costs little speed. Of EOS ids, one in common is enough: chat models have more
+    than their base models."""
+
+    def one(name: str, fits: bool, values: Iterable[Any], way_out: str = "", **of: str) -> Check:
+        return _check(name, fits, map(str, values), way_out=way_out, required=False, **of)
+
+    both = target, draft
+    starts, pads = ([getattr(c, name) for c in both] for name in ("start_id", "pad_id"))
+    ends = [set(c.eos_ids) for c in both]
+    templates = [getattr(c.tokenizer, "chat_template", None) for c in both]
     words = ["one" if template else "none" for template in templates]
     if all(templates) and templates[0] != templates[1]:
         words[1] = "another"
-    positions = target.config.max_positions, draft.config.max_positions
-    room = positions[1] is None or (positions[0] is not None and positions[0] <= positions[1])
+    most, drafts = (c.config.max_positions for c in both)
+    room = drafts is None or (most is not None and most <= drafts)
+    counts = ("any number" if count is None else count for count in (most, drafts))
+    shorter = "Keep texts within the draft's positions: set max_source_len, max_new_tokens."
     return [
-        _check("padding token", pads[0] == pads[1], map(str, pads), way_out="", required=False),
-        _check("chat template", words[0] == words[1], words, way_out="", required=False),
-        _check(
-            "positions",
-            room,
-            ("any number" if count is None else str(count) for count in positions),
-            way_out="Keep texts within the draft's positions: set max_source_len, max_new_tokens.",
-            required=False,
-        ),
+        one("start token", starts[0] == starts[1], starts, subject=start_field(target.config)),
+        one("end tokens", not all(ends) or bool(ends[0] & ends[1]), map(sorted, ends)),
+        one("padding token", pads[0] == pads[1], pads),
+        one("chat template", words[0] == words[1], words),
+        one("positions", room, counts, shorter),
     ]
 
 
@@ -326,21 +317,23 @@ def _decoding(target: Any, draft: Any, encoded: list[Any]) -> Check:
     return _check("decoding", True, [f"{len(rows)} texts"] * 2)
 
 
-def _encode(tokenizer: Any, text: str, *, marks: bool = False) -> list[int] | str:
-    """Encode a text: its ids, or the tokenizer's error message."""
+def _tried(call: Callable[[], Any]) -> Any:
+    """What a tokenizer gives, or its error message: errors have no common class."""
     try:
         with panics():
-            return list(tokenizer(text, add_special_tokens=marks, verbose=False)["input_ids"])
-    except Exception as error:  # no common class: a word without an unknown token, ...
+            return call()
+    except Exception as error:  # a word without an unknown token, ...
         return f"an error ({error})"
+
+
+def _encode(tokenizer: Any, text: str, *, marks: bool = False) -> list[int] | str:
+    """Encode a text: its ids, or the tokenizer's error message."""
+    options = {"add_special_tokens": marks, "verbose": False}
+    return _tried(lambda: list(tokenizer(text, **options)["input_ids"]))
 
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:
-    try:
-        with panics():
-            return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-    except Exception as error:
-        return f"an error ({error})"
+    return _tried(lambda: tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
 def _some(vocabulary: Mapping[str, int], count: int = 200) -> list[str]:

@@ -48,69 +48,52 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= LARGEST
 
 
+def _of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+def _list_of(suits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(suits, value))
+
+
 KINDS: dict[str, Callable[[Any], bool]] = {
     "an integer ≥ 0 and below 2³¹": _is_id,
     ID: _is_id_or_none,
     "an integer ≥ 1 and below 2³¹": lambda value: _is_id(value) and value > 0,
     "an id below 2³¹, or a list of them": lambda value: (
-        all(map(_is_id_or_none, value)) if isinstance(value, list) else _is_id_or_none(value)
+        _is_id_or_none(value) or _list_of(_is_id_or_none)(value)
     ),
     "a finite number ≥ 0": _is_number,
     "a number in [0, 1)": lambda value: _is_number(value) and value < 1,
-    "true or false": lambda value: type(value) is bool,
-    "a string": lambda value: isinstance(value, str),
-    "a list of strings": lambda value: (
-        isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-    ),
-    "a list of integers ≥ 0 and below 2³¹": lambda value: (
-        isinstance(value, list) and all(map(_is_id, value))
-    ),
-    "an object": lambda value: isinstance(value, dict),
+    "true or false": _of(bool),
+    "a string": _of(str),
+    "a list of strings": _list_of(_of(str)),
+    "a list of integers ≥ 0 and below 2³¹": _list_of(_is_id),
+    "an object": _of(dict),
     "an object of objects": lambda value: (
-        isinstance(value, dict) and all(isinstance(entry, dict) for entry in value.values())
+        isinstance(value, dict) and all(map(_of(dict), value.values()))
     ),
 }
 NO_SIZES = ("a finite number ≥ 0", "a number in [0, 1)", "true or false", "a string")
 FIELDS: dict[str, str] = {
-    **dict.fromkeys(("decoder_start_token_id", "bos_token_id", "pad_token_id"), ID),
-    "max_window_layers": "an integer ≥ 0 and below 2³¹",
-    **dict.fromkeys(
-        (
-            "num_beams",
-            "n_positions",
-            "num_decoder_layers",
-            "sliding_window_pattern",
-            "query_pre_attn_scalar",
-        ),
-        "an integer ≥ 1 and below 2³¹",
-    ),
-    "eos_token_id": "an id below 2³¹, or a list of them",
-    **dict.fromkeys(("layer_norm_epsilon", "rms_norm_eps"), "a number in [0, 1)"),
-    **dict.fromkeys(
-        (
-            "rope_local_base_freq",
-            "attn_logit_softcapping",
-            "final_logit_softcapping",
-        ),
-        "a finite number ≥ 0",
-    ),
-    **dict.fromkeys(
-        (
-            "tie_word_embeddings",
-            "scale_decoder_outputs",
-            "attention_bias",
-            "mlp_bias",
-            "use_sliding_window",
-            "use_bidirectional_attention",
-        ),
-        "true or false",
-    ),
-    **dict.fromkeys(
-        ("feed_forward_proj", "activation_function", "hidden_act", "hidden_activation"), "a string"
-    ),
-    "layer_types": "a list of strings",
-    "task_specific_params": "an object of objects",
-    **dict.fromkeys(("text_config", "encoder", "decoder"), "an object"),
+    key: kind
+    for kind, keys in {
+        ID: "decoder_start_token_id bos_token_id pad_token_id",
+        "an id below 2³¹, or a list of them": "eos_token_id",
+        "an integer ≥ 0 and below 2³¹": "max_window_layers",
+        "an integer ≥ 1 and below 2³¹": "num_beams n_positions num_decoder_layers "
+        "sliding_window_pattern query_pre_attn_scalar",
+        "a number in [0, 1)": "layer_norm_epsilon rms_norm_eps",
+        "a finite number ≥ 0": "rope_local_base_freq attn_logit_softcapping "
+        "final_logit_softcapping",
+        "true or false": "tie_word_embeddings scale_decoder_outputs attention_bias mlp_bias "
+        "use_sliding_window use_bidirectional_attention",
+        "a string": "feed_forward_proj activation_function hidden_act hidden_activation prefix",
+        "a list of strings": "layer_types",
+        "an object of objects": "task_specific_params",
+        "an object": "text_config encoder decoder",
+    }.items()
+    for key in keys.split()
 }
 
 

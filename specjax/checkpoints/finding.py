@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints import weights
 from specjax.checkpoints.config_json import check_fields, naming, text_model
 from specjax.checkpoints.formats import gguf_files, gguf_models, t5x_files
 from specjax.checkpoints.formats.gguf_files import is_gguf
 from specjax.checkpoints.safetensors_files import read_metadata
 from specjax.checkpoints.tensors import Tensor, read_json
-from specjax.checkpoints.weights import SAFETENSORS, wanted
+from specjax.checkpoints.weights import SAFETENSORS, mark, wanted
 from specjax.support.ranges import cause, shown
 
 HUB_NAME = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"
@@ -102,12 +101,19 @@ def locate_config(name: str | os.PathLike) -> Path:
 def fingerprint(name: str | os.PathLike) -> dict[str, str]:
     """Size and hash of each file by name, to distinguish copies of a checkpoint.
 
-    No weights are loaded; large files are read in part.
+    They are those that loading reads. No weights are loaded; large files are read in part.
 
     Raises:
       FileNotFoundError: there is no such directory or hub name.
     """
-    return weights.fingerprint(locate(name))
+    directory = locate(name)
+    if is_gguf(directory):
+        files = {path.name: path for path in gguf_files.shards(directory)}
+    else:
+        files = {str(path.relative_to(directory)): path for path in sorted(directory.rglob("*"))}
+        if not t5x_files.is_checkpoint(directory):
+            files = {file: files[file] for file in wanted(files)}
+    return {file: mark(path) for file, path in files.items() if path.is_file()}
 
 
 def config_place(directory: Path) -> Path:

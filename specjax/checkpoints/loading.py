@@ -90,11 +90,8 @@ def load(
     found = devices.find(device) if model.placement is None else model.placement.first
     family = FAMILIES[checkpoint.config.model_type]
     names = family.tensor_names(checkpoint.config)
-    if model.placement is None:
-        placed = None if device is None else found
-        full = parameters.read_params(module, names, tensors, family.turned, placed)
-    else:
-        full = parameters.read_shards(module, names, tensors, family.turned, model.placement)
+    placed = None if device is None else found
+    full = parameters.read_params(module, names, tensors, family.turned, placed, model.placement)
     model = LanguageModel.of(
         full, model.vocab_size, platform=found.platform, placement=model.placement
     )
@@ -159,7 +156,11 @@ def opened(
 ) -> tuple[Checkpoint, nnx.Module, dict[str, Tensor]]:
     """Open a checkpoint without weights; return it, its module and the tensors that fill it."""
     placement = _placement(mesh, replicate, device)
-    _check_narrow(weights=weights, cache=cache)
+    for option, value in (("weights", weights), ("cache", cache)):
+        if value not in (None, "int8"):
+            raise ValueError(
+                f"{option}={value!r} must be 'int8', or be left out for the dtype of all else."
+            )
     platform = (devices.find(device) if placement is None else placement.first).platform
     directory = finding.locate(name)
     raw, generation, found = finding.read_configs(directory)
@@ -206,7 +207,7 @@ def opened(
         tokenizer=tokenizer,
         eos_ids=tuple(sorted({*eos_ids, *chat_ends})),
         max_source_len=max_source_len,
-        prefix=tokenizers.prefix(raw, directory),
+        prefix=raw.get("prefix") or "",
         precision=precision,
         metadata=finding.metadata(directory),
     )
@@ -223,15 +224,6 @@ def _placement(
     if device is not None:
         raise ValueError(f"device={device!r} and mesh={mesh!r}: give one of them.")
     return Placement(meshes.mesh_of(mesh), replicate)
-
-
-def _check_narrow(**options: str | None) -> None:
-    """Raise ValueError if an option is neither "int8" nor None."""
-    for name, value in options.items():
-        if value not in (None, "int8"):
-            raise ValueError(
-                f"{name}={value!r} must be 'int8', or be left out for the dtype of all else."
-            )
 
 
 def shapes(

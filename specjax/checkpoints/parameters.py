@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -104,7 +104,9 @@ def unfilled(
     for path, variable in nnx.to_flat_state(nnx.state(module)):
         array = np.asarray(variable[...])
         stacked = sharding.restored(array.T if path in turned else array, moved.get(path))
-        for name, part in _split(stacked, names[path]).items():
+        shares = list(names[path].values())
+        ends = np.cumsum(shares) * len(stacked) // sum(shares)
+        for name, part in zip(names[path], np.split(stacked, ends[:-1]), strict=True):
             found[name] = part.T if name.endswith(stored_turned) else part
     return found
 
@@ -114,107 +116,74 @@ def read_params(
     names: Mapping[tuple, dict[str, int]],
     tensors: Mapping[str, Tensor],
     stored_turned: tuple[str, ...],
-    device: jax.Device | None,
+    device: jax.Device | None = None,
+    placement: Placement | None = None,
 ) -> M:
     """Read the files' parameters into a module, one in each thread: numpy releases Python's lock.
 
     Args:
       device: the parameters are committed to it; None: to none, so jax may move them.
+      placement: on a mesh, each device gets its part, and nothing else is read.
     """
     graphdef, abstract = nnx.split(module)
     slots, turned, filled = dict(nnx.to_flat_state(abstract)), turned_paths(module), {}
+    specs = {} if placement is None else sharding.specs(module, placement)
+    order = {} if placement is None else sharding.order(module, placement)
     default = jax.config.jax_default_device  # type: ignore[attr-defined]  # of this thread alone
 
-    def place(path: tuple, out: np.ndarray) -> None:
-        # Nothing else holds `out`, so on a CPU the array may use its memory without a copy.
-        with jax.default_device(default):
-            placed = jax.device_put(out, device, may_alias=True)
-        filled[path] = slots[path].replace(jax.block_until_ready(placed))
-
-    def read(path: tuple) -> None:
-        slot = slots[path]
-        parts = _parts(names[path], tensors, stored_turned)
-        out = _aligned(slot.shape, slot.dtype)
-        views = _split(out.T if path in turned else out, names[path])
-        if slot.dtype in int8.DTYPES:
-            scale_path = _scale_of(path)
-            signed = out.view(np.int8)
-            views = _split(signed.T if path in turned else signed, names[path])
-            scale = _aligned(slots[scale_path].shape, slots[scale_path].dtype)
-            for name, of_part in _split(scale, names[path]).items():
-                read_int8(parts[name], views[name], of_part)
-            place(scale_path, scale)
-            if slot.dtype == np.uint8:
-                out ^= np.uint8(int8.SHIFT)
-        else:
-            for name, view in views.items():
-                read_into(parts[name], view)
-        place(path, out)
-
-    paths = [path for path in slots if _weight_of(path, slots) is None]
-    with _bar(slots) as bar, _readers() as readers:
-        for path, _ in zip(paths, readers.map(read, paths), strict=True):
-            bar.update(nbytes(slots[path]))
-    return nnx.merge(graphdef, nnx.from_flat_state(filled))
-
-
-def _bar(slots: Mapping[tuple, Any]) -> tqdm:
-    """A progress bar of the bytes that parameters take, in a terminal."""
-    how: dict[str, Any] = {"unit": "B", "unit_scale": True, "leave": False, "delay": SHOWN_AFTER}
-    return tqdm(total=nbytes(slots), desc="weights", disable=None, **how)
-
-
-@contextlib.contextmanager
-def _readers() -> Iterator[concurrent.futures.Executor]:
-    """Threads that read parameters. After an error, those that wait are not read."""
-    pool = concurrent.futures.ThreadPoolExecutor(min(devices.cores(), MAX_READERS))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def read_shards(
-    module: M,
-    names: Mapping[tuple, dict[str, int]],
-    tensors: Mapping[str, Tensor],
-    stored_turned: tuple[str, ...],
-    placement: Placement,
-) -> M:
-    """Read the files' parameters into a module on a mesh: only the parts that are held here."""
-    graphdef, abstract = nnx.split(module)
-    slots, turned, filled = dict(nnx.to_flat_state(abstract)), turned_paths(module), {}
-    specs, order = sharding.specs(module, placement), sharding.order(module, placement)
-
-    def place(path: tuple, part: Callable[..., np.ndarray]) -> None:
-        slot = slots[path]
+    def placed(path: tuple, part: Callable[..., np.ndarray]) -> jax.Array:
+        shape = slots[path].shape
+        if placement is None:
+            whole = part(*(slice(0, size) for size in shape))
+            with jax.default_device(default):
+                # Nothing else writes to it, so on a CPU the array may use its memory uncopied.
+                return jax.device_put(whole, device, may_alias=True)
 
         @functools.cache  # a part that several devices hold is read once
         def read(*bounds):
             return part(*itertools.starmap(slice, bounds))
 
         def at(index):
-            axes = zip(index, slot.shape, strict=True)
+            axes = zip(index, shape, strict=True)
             return read(*(axis.indices(size)[:2] for axis, size in axes))
 
-        array = jax.make_array_from_callback(slot.shape, specs[path], at, dtype=slot.dtype)
-        filled[path] = slot.replace(jax.block_until_ready(array))
+        return jax.make_array_from_callback(shape, specs[path], at, dtype=slots[path].dtype)
 
-    for path, slot in slots.items():
-        if _weight_of(path, slots) is not None:
-            continue
-        parts = _parts(names[path], tensors, stored_turned)
-        rows = order.get(path, np.arange(sum(tensor.shape[0] for tensor in parts.values())))
-        shards = _Shards(list(parts.values()), rows, slot.dtype, path in turned)
-        if slot.dtype in int8.DTYPES:
-            place(_scale_of(path), shards.scales)
-        place(path, shards.part)
+    def read(path: tuple) -> None:
+        parts = [
+            Turned.of(tensors[name]) if name.endswith(stored_turned) else tensors[name]
+            for name in names[path]
+        ]
+        rows = order.get(path, np.arange(sum(tensor.shape[0] for tensor in parts)))
+        stacked = _Stacked(parts, rows, slots[path].dtype, path in turned)
+        found: dict[tuple, Callable[..., np.ndarray]] = {path: stacked.part}
+        if slots[path].dtype in int8.DTYPES:
+            found[_scale_of(path)] = stacked.scales
+        for one, part in found.items():
+            filled[one] = slots[one].replace(jax.block_until_ready(placed(one, part)))
+
+    paths = [path for path in slots if _weight_of(path, slots) is None]
+    bar = tqdm(total=nbytes(slots), desc="weights", disable=None, unit="B", unit_scale=True,
+               leave=False, delay=SHOWN_AFTER)  # fmt: skip
+    with bar, _readers(None if placement is None else 1) as readers:
+        for path, _ in zip(paths, readers.map(read, paths), strict=True):
+            bar.update(nbytes(slots[path]))
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
 
+@contextlib.contextmanager
+def _readers(count: int | None) -> Iterator[concurrent.futures.Executor]:
+    """Threads that read parameters. After an error, those that wait are not read."""
+    pool = concurrent.futures.ThreadPoolExecutor(count or min(devices.cores(), MAX_READERS))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Shards:
-    """The parts of a parameter that devices hold: rows of tensors, stacked."""
+class _Stacked:
+    """A parameter in files: rows of tensors, stacked. Devices hold all of it or parts."""
 
     tensors: list[Tensor]
     rows: np.ndarray  # of all tensors, in the mesh's order; −1: padding
@@ -230,27 +199,43 @@ class _Shards:
         first, *others = at[::-1] if self.turned else at
         stacked = out.T if self.turned else out
         stacked[self.rows[first] < 0] = 0
-        scale = self.scales(first) if narrow else None
-        for tensor, there, here in self._runs(first):
-            if scale is None:
+        if narrow:
+            self._round(stacked, first, others[0])
+        else:
+            for tensor, there, here in self._runs(first):
                 read_into(tensor, stacked[here], (there, *others))
-            else:
-                read_rounded(tensor, stacked[here], scale[here], (there, *others))
         if self.dtype == np.uint8:
             out = out.view(np.uint8)
             out ^= np.uint8(int8.SHIFT)
         return out
 
+    def _round(self, out: np.ndarray, some: slice, columns: slice) -> None:
+        """Fill `out` with int8, and with whole rows their scales in the same pass."""
+        at, scale = (some.start, some.stop), self._ones(some)
+        if at not in self.known and columns.stop - columns.start == self.tensors[0].shape[1]:
+            for tensor, there, here in self._runs(some):
+                read_int8(tensor, out[here], scale[here], there)
+            self.known[at] = scale
+            return
+        scale = self.scales(some)
+        for tensor, there, here in self._runs(some):
+            read_rounded(tensor, out[here], scale[here], (there, columns))
+
     def scales(self, some: slice) -> np.ndarray:
         """Scales of some int8 rows, read once from whole rows: a device may hold a part of one."""
         at = some.start, some.stop
         if at not in self.known:
-            out = _aligned((some.stop - some.start,), np.dtype(np.float32))
-            out[...] = 1
+            out = self._ones(some)
             for tensor, there, here in self._runs(some):
                 read_scales(tensor, out[here], there)
             self.known[at] = out
         return self.known[at]
+
+    @staticmethod
+    def _ones(some: slice) -> np.ndarray:
+        out = _aligned((some.stop - some.start,), np.dtype(np.float32))
+        out[...] = 1
+        return out
 
     def _runs(self, some: slice) -> Iterator[tuple[Tensor, slice, slice]]:
         """Runs of rows that are adjacent in a tensor: the slice there, and the slice in `some`."""
@@ -262,14 +247,6 @@ class _Shards:
                     first = int(rows[run[0]]) - begin
                     yield tensor, slice(first, first + len(run)), slice(run[0], run[-1] + 1)
             begin += tensor.shape[0]
-
-
-def _parts(
-    names: Iterable[str], tensors: Mapping[str, Tensor], stored_turned: tuple[str, ...]
-) -> dict[str, Tensor]:
-    """The tensors of a parameter, each as (out, in)."""
-    found = {name: tensors[name] for name in names}
-    return {n: Turned.of(t) if n.endswith(stored_turned) else t for n, t in found.items()}
 
 
 def needed(
@@ -305,7 +282,11 @@ def check_tensors(
 ) -> None:
     """Raise ValueError unless each tensor holds floats, in the shape that config.json asks for."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for parts, shape in _wanted(module, names):
+    slots, turned = dict(nnx.to_flat_state(nnx.state(module))), turned_paths(module)
+    for path, slot in slots.items():
+        if _weight_of(path, slots) is not None:
+            continue
+        parts, shape = names[path], slot.shape[::-1] if path in turned else slot.shape
         for name, share in parts.items():
             part = (shape[0] * share // sum(parts.values()), *shape[1:])
             shapes[name] = part[::-1] if name.endswith(stored_turned) else part
@@ -329,18 +310,6 @@ def _some(names: list[str]) -> str:
     return ", ".join(map(repr, names[:3])) + more
 
 
-def _wanted(
-    module: nnx.Module, names: Mapping[tuple, dict[str, int]]
-) -> list[tuple[dict[str, int], tuple[int, ...]]]:
-    """The parts of each parameter, and its shape as checkpoints have it."""
-    slots, turned = dict(nnx.to_flat_state(nnx.state(module))), turned_paths(module)
-    return [
-        (names[path], slot.shape[::-1] if path in turned else slot.shape)
-        for path, slot in slots.items()
-        if _weight_of(path, slots) is None
-    ]
-
-
 def _scale_of(path: tuple) -> tuple:
     """The path of the scales of a matrix in int8."""
     return *path[:-1], f"{path[-1]}_scale"
@@ -351,12 +320,6 @@ def _weight_of(path: tuple, slots: Mapping[tuple, Any]) -> tuple | None:
     *place, last = path
     weight = *place, str(last).removesuffix("_scale")
     return weight if weight != path and weight in slots else None
-
-
-def _split(stacked: np.ndarray, shares: dict[str, int]) -> dict[str, np.ndarray]:
-    """Views of each part's rows, which are stacked in proportion to their shares."""
-    ends = np.cumsum(list(shares.values())) * len(stacked) // sum(shares.values())
-    return dict(zip(shares, np.split(stacked, ends[:-1]), strict=True))
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -204,12 +204,19 @@ def read_into(tensor: Tensor, out: np.ndarray, part: At | None = None) -> None:
         del piece  # otherwise it stays in memory beside the next
 
 
-def read_int8(tensor: Tensor, out: np.ndarray, scale: np.ndarray) -> None:
-    """Fill `out`, in int8, and the scale of each row with a matrix, as `int8.quantise` does."""
-    for at, piece in tensor.pieces():
+def read_int8(
+    tensor: Tensor, out: np.ndarray, scale: np.ndarray, rows: slice = slice(None)
+) -> None:
+    """Fill `out`, in int8, and the scale of each row with a matrix or some rows of it.
+
+    The numbers are those of `int8.quantise`. The file is read once, or twice if its pieces hold
+    parts of rows.
+    """
+    part = (slice(*rows.indices(tensor.shape[0])[:2]), slice(0, tensor.shape[1]))
+    for at, piece in tensor.within(part):
         if piece.shape[1] < tensor.shape[1]:  # scales are those of whole rows
-            read_scales(tensor, scale)
-            read_rounded(tensor, out, scale)
+            read_scales(tensor, scale, rows)
+            read_rounded(tensor, out, scale, part)
             return
         with np.errstate(invalid="ignore"):  # where a number is not finite, neither is its scale
             out[at], scale[at[0]] = int8.quantise(piece, axis=1)
@@ -234,12 +241,10 @@ def read_scales(tensor: Tensor, out: np.ndarray, rows: slice = slice(None)) -> N
     out[...] = int8.scale_of(out)
 
 
-def read_rounded(
-    tensor: Tensor, out: np.ndarray, scale: np.ndarray, part: At | None = None
-) -> None:
-    """Fill `out`, in int8, with a matrix or a part of it, rounded by the scales of its rows."""
+def read_rounded(tensor: Tensor, out: np.ndarray, scale: np.ndarray, part: At) -> None:
+    """Fill `out`, in int8, with a part of a matrix, rounded by the scales of its rows."""
     with np.errstate(invalid="ignore"):  # where a number is not finite, neither is its scale
-        for at, piece in tensor.pieces() if part is None else tensor.within(part):
+        for at, piece in tensor.within(part):
             out[at] = int8.round_to(piece.astype(np.float32), scale[at[0], None])
             del piece
 

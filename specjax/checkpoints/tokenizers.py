@@ -350,11 +350,3 @@ def max_source_len(tokenizer: Any, raw: Mapping[str, Any], config: Any) -> int:
         limit = int(limit)
         return min(limit, positions or limit)
     return positions or int(raw.get("n_positions") or DEFAULT_MAX_SOURCE_LEN)
-
-
-def prefix(raw: Mapping[str, Any], directory: Path) -> str:
-    """The prefix that transformers' pipelines put before every text."""
-    prefix = raw.get("prefix") or ""
-    if not isinstance(prefix, str):
-        raise ValueError(f"{directory / 'config.json'}: prefix={prefix!r} should be a text.")
-    return prefix

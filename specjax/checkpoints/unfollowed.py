@@ -5,36 +5,21 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-# Settings, each with the values that change nothing.
 UNFOLLOWED: dict[str, tuple] = {
-    "do_sample": (False,),
-    "num_beams": (1,),
-    "num_beam_groups": (1,),
-    "diversity_penalty": (0.0,),
-    "penalty_alpha": (0.0,),
-    "no_repeat_ngram_size": (0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "repetition_penalty": (1.0,),
-    "encoder_repetition_penalty": (1.0,),
-    "exponential_decay_length_penalty": (),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "bad_words_ids": ([],),
-    "force_words_ids": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "suppress_tokens": ([],),
-    "begin_suppress_tokens": ([],),
-    "sequence_bias": ({}, []),
-    "typical_p": (1.0,),
-    "min_p": (0.0,),
-    "top_h": (),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "guidance_scale": (1.0,),
-    "watermarking_config": (),
-    "stop_strings": ([],),
+    name: neutral
+    for neutral, names in (
+        ((1,), "num_beams num_beam_groups repetition_penalty encoder_repetition_penalty"),
+        ((1,), "typical_p guidance_scale"),
+        ((0,), "do_sample diversity_penalty penalty_alpha no_repeat_ngram_size min_length min_p"),
+        ((0,), "encoder_no_repeat_ngram_size min_new_tokens epsilon_cutoff eta_cutoff"),
+        (([], {}), "bad_words_ids force_words_ids suppress_tokens begin_suppress_tokens"),
+        (([], {}), "sequence_bias stop_strings"),
+        ((), "exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id top_h"),
+        ((), "watermarking_config"),
+    )
+    for name in names.split()
 }
+"""Settings, each with the values that change nothing."""
 
 
 def _unfollowed(settings: Mapping[str, Any]) -> list[str]:

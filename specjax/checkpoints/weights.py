@@ -28,25 +28,14 @@ class Format:
     """Renames tensors as torch's models have them."""
 
 
-SAFETENSORS = Format(
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*-of-*.safetensors",
-    safetensors_files.find,
-)
-TORCH = Format(
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "pytorch_model-*-of-*.bin",
-    torch_files.find,
-)
-FLAX = Format(
-    "flax_model.msgpack",
-    "flax_model.msgpack.index.json",
-    "flax_model-*-of-*.msgpack",
-    msgpack_files.find,
-    msgpack_files.as_in_torch,
-)
+def _format(stem: str, suffix: str, *functions: Callable[..., dict[str, Tensor]]) -> Format:
+    single = f"{stem}.{suffix}"
+    return Format(single, f"{single}.index.json", f"{stem}-*-of-*.{suffix}", *functions)
+
+
+SAFETENSORS = _format("model", "safetensors", safetensors_files.find)
+TORCH = _format("pytorch_model", "bin", torch_files.find)
+FLAX = _format("flax_model", "msgpack", msgpack_files.find, msgpack_files.as_in_torch)
 FORMATS = (SAFETENSORS, TORCH, FLAX)  # the best first: the only one that is read where it lies
 # Files beside the weights.
 CONFIGS = ("config.json", "generation_config.json")
@@ -104,19 +93,8 @@ def wanted(files: Iterable[str]) -> list[str]:
     return kept
 
 
-def fingerprint(directory: Path) -> dict[str, str]:
-    """Size and hash by name of each file that loading reads from a directory, or of a GGUF file.
-
-    Of a file above a megabyte, 64 blocks are hashed; the first holds the header.
-    """
-    if gguf_files.is_gguf(directory):
-        return {path.name: _mark(path) for path in gguf_files.shards(directory) if path.is_file()}
-    every = {str(path.relative_to(directory)): path for path in sorted(directory.rglob("*"))}
-    names = every if t5x_files.is_checkpoint(directory) else wanted(every)
-    return {name: _mark(every[name]) for name in names if every[name].is_file()}
-
-
-def _mark(path: Path, blocks: int = 64, block: int = 1 << 14) -> str:
+def mark(path: Path, blocks: int = 64, block: int = 1 << 14) -> str:
+    """Size and hash of a file. Above a megabyte, 64 blocks count; the first holds the header."""
     size, found = path.stat().st_size, hashlib.sha256()
     reach = max(size - block, (blocks - 1) * block)  # a small file is read from end to end
     with path.open("rb") as file:

@@ -14,16 +14,12 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from specjax import checkpoints
-from specjax.checkpoints.tensors import DTYPES
+from specjax.checkpoints.tensors import HELD
 from specjax.support import command_line
-
-WRITTEN = ("float32", "bfloat16", "float16")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -41,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("directory", metavar="DIRECTORY", help="where to write; made if need be")
     parser.add_argument(
         "--dtype",
-        choices=WRITTEN,
+        choices=HELD,
         help="of the stored weights; without it the source's, at most float32",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a model in DIRECTORY")
@@ -75,9 +71,9 @@ def convert(source: str, directory: str, dtype: str | None, overwrite: bool = Fa
             bar.update(written - size)
             size = written
 
-        stored: np.dtype | None = None if dtype is None else DTYPES[dtype]
-        how: dict[str, Any] = {"dtype": stored, "overwrite": overwrite}
-        done = checkpoints.convert(source, directory, progress=report, **how)
+        done = checkpoints.convert(
+            source, directory, dtype=dtype, overwrite=overwrite, progress=report
+        )
     kind = done.config.model_type
     tokenizer = "" if done.tokenizer is not None else "; the source has no tokenizer"
     print(f"{directory}: a {kind} with {size / 1e6:,.1f} MB of weights{tokenizer}")

@@ -379,3 +379,50 @@ def with_vocabulary(path: Path, name: str) -> Path:
     vocabulary = make()
     variant = changed(variant, vocab_size=len(vocabulary["tokens"]))
     return write(path, variant, module.tensors(variant), vocabulary=vocabulary)
+
+
+def write_model(path: Path, model: str = "llama", **options: Any) -> Path:
+    """Write a file of one of the families."""
+    module, variant = MODELS[model]
+    return write(path, variant, module.tensors(variant), **options)
+
+
+# --- headers, byte by byte ----------------------------------------------------------------------
+
+
+def length(count: int) -> bytes:
+    """A number of the header, in 8 bytes."""
+    return count.to_bytes(8, "little")
+
+
+def entry(kind: int, value: bytes, key: bytes = b"x") -> bytes:
+    """A field of the metadata, byte by byte."""
+    return length(len(key)) + key + kind.to_bytes(4, "little") + value
+
+
+def header(*fields: bytes, tensors=(), version: int = 3, counts=None) -> bytes:
+    """The header of a file, with the counts of its parts or others."""
+    count = counts or (len(tensors), len(fields))
+    start = b"GGUF" + version.to_bytes(4, "little") + length(count[0]) + length(count[1])
+    return start + b"".join(fields) + b"".join(tensors)
+
+
+def info(shape, kind: int = 0, offset: int = 0, name: bytes = b"t", axes=None) -> bytes:
+    """What a header says of a tensor."""
+    axes = len(shape) if axes is None else axes
+    return (
+        length(len(name)) + name + axes.to_bytes(4, "little")
+        + b"".join(map(length, shape)) + kind.to_bytes(4, "little") + length(offset)
+    )  # fmt: skip
+
+
+def some_file(architecture: str | None, kind: str | None) -> bytes:
+    """A file with one tensor."""
+    named = {"architecture": architecture, "type": kind}
+    fields = [
+        entry(8, length(len(value)) + value.encode(), key=f"general.{key}".encode())
+        for key, value in named.items()
+        if value
+    ]
+    data = header(*fields, tensors=(info([8]),))
+    return data + bytes(-len(data) % 32 + 32)

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -69,17 +70,24 @@ def test_help(name, flag, command):
     assert max(map(len, outcome.stdout.splitlines())) <= 100
 
 
-def test_a_command_speaks_before_it_imports():
+def test_a_command_speaks_before_it_imports(monkeypatch, capsys):
     """The list of commands imports none of them; a command says that it loads first."""
-    code = (
-        "import sys; from specjax.cli import main; main.main(['--help']); "
-        "print('specjax.cli.decode' in sys.modules); main.main(['decode'])"
-    )
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=command_line.ROOT, capture_output=True, text=True
-    )
-    assert found.stdout.splitlines()[-1] == "False"
-    assert found.stderr.splitlines()[0] == "loading specjax …"
+    code = "import sys; from specjax.cli import main; print('specjax.cli.decode' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert found.stdout == "False\n"
+    asked = []
+
+    def importing(module):
+        asked.append((module, capsys.readouterr().err))
+        return types.SimpleNamespace(run=lambda: None)
+
+    monkeypatch.setattr(main.importlib, "import_module", importing)
+    monkeypatch.delitem(sys.modules, "specjax.cli.decode", raising=False)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    main.main(["--help"])
+    main.main(["decode"])
+    assert asked == [("specjax.cli.decode", "loading specjax …\n")]
 
 
 def test_models_are_named_before_they_are_loaded(capsys):
@@ -181,32 +189,6 @@ def test_an_output_belongs_to_its_settings(command, pair, inputs, tuned, tmp_pat
     assert "settings was" in outcome.stderr
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (["--config.gamma=4"], ["--settings=", "--config.gamma=4 are both given"]),
-        (["--config.tree=chain"], ["--settings=", "--config.tree=chain are both given"]),
-        (["--config.policy=svip"], ["--settings=", "--config.policy=svip are both given"]),
-        (["--config.rule=block"], ["--settings=", "--config.rule=block are both given"]),
-        (
-            ["--settings=", "--tune=false", "--config.policy=goodput"],
-            ["weighs costs", "specjax tune"],
-        ),
-        (["--settings=nowhere.json"], ["nowhere.json"]),
-    ],
-)
-def test_what_does_not_go_with_settings(command, pair, inputs, tmp_path, more, words):
-    Settings(3).save(tmp_path / "settings.json")
-    outcome = command(
-        "specjax", "decode", f"--config.target={pair.target.name}", inputs,
-        "--config.draft=lookup", f"--settings={tmp_path / 'settings.json'}", *more,
-    )  # fmt: skip
-    assert (outcome.status, outcome.stdout) == (1, "")
-    assert outcome.stderr.startswith("error: ")
-    for word in words:
-        assert word in outcome.stderr
-
-
 @pytest.mark.parametrize("speedup", [2.0, 0.5])
 def test_select_then_decode(command, pair, inputs, tmp_path, monkeypatch, speedup):
     """What select writes, decode takes. A busy machine is named before anything is loaded."""
@@ -233,38 +215,6 @@ def test_select_then_decode(command, pair, inputs, tmp_path, monkeypatch, speedu
         [json.loads(row)["tokens"] for row in one.stdout.splitlines()] for one in (plain, tuned)
     ]
     assert rows[0] == rows[1]
-
-
-@pytest.mark.parametrize("name", ["select", "tune"])
-def test_settings_that_cannot_be_written(command, pair, inputs, tmp_path, name):
-    """A directory, a file below a file, and a directory's name: one line, before any loading."""
-    (tmp_path / "file").write_text("x")
-    drafts = {"select": "--config.drafts=lookup", "tune": "--config.draft=lookup"}[name]
-    for file, words in (
-        (f"{tmp_path}", "a directory, and only regular files can be replaced"),
-        (f"{tmp_path}/file/settings.json", "Cannot write to"),
-        ("/", "names no file"),
-    ):
-        outcome = command(
-            "specjax", name, f"--config.target={pair.target.name}", drafts, inputs,
-            f"--settings={file}",
-        )  # fmt: skip
-        assert (outcome.status, outcome.stdout, outcome.progress) == (1, "", [])
-        (line,) = outcome.stderr.splitlines()
-        assert line.startswith("error: ")
-        assert words in line
-
-
-def test_settings_do_not_replace_the_input(command, pair, tmp_path):
-    file = tmp_path / "in.txt"
-    file.write_text("x = 1")
-    outcome = command(
-        "specjax", "tune", f"--config.target={pair.target.name}", "--config.draft=lookup",
-        f"--input={file}", f"--settings={file}",
-    )  # fmt: skip
-    assert outcome.status == 1
-    assert "--settings would write to" in outcome.stderr
-    assert file.read_text() == "x = 1"
 
 
 def test_decode_with_a_tree(command, pair, inputs):
@@ -298,34 +248,59 @@ def test_decode_with_a_tree(command, pair, inputs):
     assert "goodput: measured " in outcome.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["decode"], "No target"),
-        (["decode", "--config.gama=3"], 'Did you mean "gamma"'),
-        (["decode", "--config=configs/none.py"], f"neither here nor below {ROOT}"),
-        (["decode", "--config.target=t5", "--config.draft=t5", "stray"], "stray"),
-        (["select"], "No target"),
-        (["select", "--config.draft=x"], 'Did you mean "drafts"'),
-        (["doctor", "--config.target=t5"], "No draft"),
-        (["decode", "--config={0}/c.json"], "c.json: a config is Python"),
-        (["decode", "--config={0}/c.py"], "sets no 'method', which this command reads"),
-        (["decode", "--config={0}/c.py:x"], "c.py:x: choose a or b."),
-        (["decode", f"--config.seed={1 << 63}"], f"seed={1 << 63} must be a whole number below"),
-        (["decode", "--config.gamma=x"], "--config.gamma=x"),
-    ],
-)
-def test_mistakes_are_said_in_one_line(words, said, command, inputs, tmp_path):
+MODULE = """
+import ml_collections
+def get_config(choice=''):
+    if choice:
+        raise ValueError('choose a or b.')
+    return ml_collections.ConfigDict()
+"""
+LOOKUP = "decode --config.target=TARGET --config.draft=lookup --settings=HERE/settings.json "
+DIRECTORY = "a directory, and only regular files can be replaced"
+MISTAKES = [  # the words of a command, and a part of the error, before anything is loaded
+    ("decode", "No target"),
+    ("decode --config.gama=3", 'Did you mean "gamma"'),
+    ("decode --config=configs/none.py", f"neither here nor below {ROOT}"),
+    ("decode --config.target=t5 --config.draft=t5 stray", "stray"),
+    ("select", "No target"),
+    ("select --config.draft=x", 'Did you mean "drafts"'),
+    ("doctor --config.target=t5", "No draft"),
+    ("decode --config=HERE/c.json", "c.json: a config is Python"),
+    ("decode --config=HERE/c.py", "sets no 'method', which this command reads"),
+    ("decode --config=HERE/c.py:x", "c.py:x: choose a or b."),
+    (f"decode --config.seed={1 << 63}", f"seed={1 << 63} must be a whole number below"),
+    ("decode --config.gamma=x", "--config.gamma=x"),
+    *(
+        (f"{LOOKUP} --config.{field}", f"settings.json and --config.{field} are both given")
+        for field in ("gamma=4", "tree=chain", "policy=svip", "rule=block")
+    ),
+    (f"{LOOKUP} --settings= --tune=false --config.policy=goodput", "specjax tune"),
+    (f"{LOOKUP} --settings=nowhere.json", "nowhere.json"),
+    *(
+        (f"{command} --config.target=TARGET --settings={file}", said)
+        for command in ("select --config.drafts=lookup", "tune --config.draft=lookup")
+        for file, said in (
+            ("HERE", DIRECTORY),
+            ("HERE/c.py/settings.json", "Cannot write to"),
+            ("/", "names no file"),
+        )
+    ),
+    (
+        "tune --config.target=TARGET --config.draft=lookup --settings=HERE/in.txt",
+        "--settings would write to",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES)
+def test_mistakes_are_said_in_one_line(words, said, command, pair, inputs, tmp_path):
     (tmp_path / "c.json").write_text('{"greedy": true}')
-    (tmp_path / "c.py").write_text(
-        "import ml_collections\n"
-        "def get_config(choice=''):\n"
-        "    if choice:\n"
-        "        raise ValueError('choose a or b.')\n"
-        "    return ml_collections.ConfigDict()\n"
-    )
-    outcome = command("specjax", *(word.replace("{0}", str(tmp_path)) for word in words), inputs)
+    (tmp_path / "c.py").write_text(MODULE)
+    Settings(3).save(tmp_path / "settings.json")
+    words = words.replace("HERE", str(tmp_path)).replace("TARGET", pair.target.name)
+    outcome = command("specjax", *words.split(), inputs)
     assert (outcome.status, outcome.stdout) == (1, "")
     (line,) = outcome.stderr.splitlines()
     assert line.startswith("error: ")
     assert said in line
+    assert (tmp_path / "in.txt").read_text() == "\n".join(TEXTS[:2])

@@ -1,4 +1,4 @@
-"""Which pairs are accepted, which are refused and why; padded ids never come out."""
+"""Which pairs are accepted, which are refused and why."""
 
 import dataclasses
 import itertools
@@ -6,10 +6,7 @@ import re
 import string
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from flax import nnx
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -19,9 +16,8 @@ from tokenizers import (
     pre_tokenizers,
     processors,
 )
-from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-import specjax
 from specjax.checkpoints import Checkpoint, compatibility
 from specjax.checkpoints.compatibility import HARD_TEXTS, check_ids, check_pair, compare, shared_ids
 from specjax.models.gpt import GPTConfig
@@ -133,7 +129,7 @@ REFUSED = {
     "another algorithm and vocabulary": (member(word_piece(100)), BASE,
         f"vocabulary size: {2 * len(LETTERS) + 4} ids in the target and {SIZE} ids"),
 }  # fmt: skip
-# The same tokens, and texts that become other ids: the draft sees ids alone.
+# The same tokens; texts become other ids, and the draft sees ids alone. Or less than that.
 DIFFERS = {
     "another unknown token": (
         BASE,
@@ -146,8 +142,6 @@ DIFFERS = {
         r"encoding: spaces of 'a': \[\d+ 'a'\] in the target and \[\d+ ' ', \d+ 'a'\]"),
     "spaces stripped": (BASE, member(bpe(normalizer=normalizers.Strip())),
         r"encoding: spaces of ' a': \[\d+ ' ', \d+ 'a'\] in the target and \[\d+ 'a'\]"),
-    "where the space goes": (member(unigram()), member(unigram(prepend="never")),
-        r"encoding: spaces of 'a': \[\d+ ' ', \d+ 'a'\] in the target and \[\d+ 'a'\]"),
     "tabs as spaces": (BASE, member(bpe(normalizer=normalizers.Replace("\t", " "))),
         r"encoding: tabs and line breaks of '\\t': \[\d+ '\\t'\] in the target and \[\d+ ' '\]"),
     "digits one by one": (BASE,
@@ -159,12 +153,6 @@ DIFFERS = {
         r"encoding: letter case of 'A': \[\d+ 'A'\] in the target and \[\d+ 'a'\]"),
     "accents composed": (member(bpe(normalizer=normalizers.NFC())), BASE,
         "encoding: normalisation of 'e\u0301': .* in the target and .* in the draft"),
-    "accents stripped": (BASE,
-        member(bpe(normalizer=normalizers.BertNormalizer(False, False, True, False))),
-        "encoding: normalisation of 'é': .* in the target and"),
-    "compatibility forms": (member(bpe(normalizer=normalizers.NFKC())),
-        member(bpe(normalizer=normalizers.NFC())),
-        r"encoding: normalisation of 'ﬁ': \[\d+ 'f', \d+ 'i'\] in the target and \[\d+ 'ﬁ'\]"),
     "Chinese characters apart": (BASE,
         member(bpe(normalizer=normalizers.BertNormalizer(False, True, False, False))),
         "encoding: scripts of '语言': .* ' ', "),
@@ -174,8 +162,6 @@ DIFFERS = {
         r"encoding: unknown characters of '\\ue000': \[2 '<unk>'\] in the target and \[\]"),
     "unknown characters fused": (BASE, member(bpe(model={"fuse_unk": True})),
         r"encoding: unknown characters of '\\ue000\\ue001': .* and \[2 '<unk>'\] in the draft"),
-    "unknown characters as bytes": (BASE, member(bpe(model={"byte_fallback": True})),
-        r"encoding: unknown characters of .* and \[\d+ '<0xEE>', "),
     "other merges first": (BASE, member(bpe(merges=[*MERGES[:2], *MERGES[:1:-1]])),
         r"encoding: words of 'one word and another': .* 'an', .* 'no',"),
     "long words given up": (member(word_piece(100)), member(word_piece(5000)),
@@ -185,7 +171,25 @@ DIFFERS = {
         "encoding: special tokens in a text of 'a<x> b': "),
     "other scores": (member(unigram()), member(unigram({"f(": -50.0})),
         "encoding: punctuation of 'f"),
-    "pieces given up": (member(unigram()), member(unigram({"no": -50.0})), "encoding: "),
+    "another padding token": (BASE,
+        member(bpe(added=[AddedToken("<pad>", special=True)], pad_token="<s>"), pad=3),
+        "padding token: 0 in the target and 3 in the draft"),
+    "another first token": (BASE,
+        member(bpe(added=[AddedToken("<s>", special=True)], bos_token="</s>")),
+        "special tokens of bos_token: '<s>', id 3, in the target and '</s>', id 1,"),
+    "another start": (BASE, member(bpe(), start=3),
+        "start token of decoder_start_token_id: 0 in the target and 3 in the draft"),
+    "another start of a prompt": (member(bpe(), decoder_only=True),
+        member(bpe(), decoder_only=True, start=3),
+        "start token of bos_token_id: 0 in the target and 3 in the draft"),
+    "other ends": (member(bpe(), ends=(1, 4)), member(bpe(), ends=(3,)),
+        r"end tokens: \[1, 4\] in the target and \[3\] in the draft"),
+    "an end of each text": (member(bpe(ends=True)), BASE,
+        r"encoding: empty text of '': \[1 '</s>'\] in the target and \[\] in the draft"),
+    "a template": (BASE, member(bpe(chat_template="{{ x }}")),
+        "chat template: none in the target and one in the draft"),
+    "another template": (member(bpe(chat_template="{{ x }}")), member(bpe(chat_template="{{ y }}")),
+        "chat template: one in the target and another in the draft"),
     "another text back": (BASE, member(bpe(decoder=decoders.Replace(" ", "_"))),
         r"decoding of ids \d+, \d+: ' a' in the target and '_a' in the draft"),
 }  # fmt: skip
@@ -205,10 +209,20 @@ def test_a_pair_that_does_not_fit_is_refused_for_its_reason(name):
     start = f"The target big and the draft small do not fit: {failed[0]}"
     assert str(error.value).startswith(start)
     assert str(error.value).endswith(failed[0].way_out)
+    if name == "another kind of model":  # who insists gets any draft that reads the same inputs
+        assert "check_tokens" not in str(error.value)
+        with pytest.raises(ValueError, match="input: a source"):
+            check_pair(target, draft, check_tokens=False)
+        return
+    assert "Or give check_tokens=False" in str(error.value)
+    check_pair(target, draft, check_tokens=False)
+    free = [check for check in compare(target, draft, tokens=False) if not check.passed]
+    assert free
+    assert not any(check.required for check in free)
 
 
 @pytest.mark.parametrize("name", DIFFERS)
-def test_other_ids_of_a_text_are_remarks(name):
+def test_what_costs_speed_alone_is_a_remark(name):
     target, draft, reason = DIFFERS[name]
     check_pair(target, draft)
     failed = [check for check in compare(target, draft) if not check.passed]
@@ -234,34 +248,6 @@ def test_a_drafters_number_of_ids(size, check_tokens):
 # --- what fits ---------------------------------------------------------------------------------
 
 
-class Slow(PreTrainedTokenizer):
-    """The characters of `bpe` without its merges, in Python."""
-
-    def __init__(self):
-        self.ids = {token: id for id, token in enumerate([*SPECIALS, *LETTERS])}
-        super().__init__(pad_token="<pad>", eos_token="</s>", unk_token="<unk>", bos_token="<s>")
-
-    @property
-    def vocab_size(self):
-        return len(self.ids)
-
-    def get_vocab(self):
-        return dict(self.ids)
-
-    def _tokenize(self, text):
-        return list(text)
-
-    def _convert_token_to_id(self, token):
-        return self.ids.get(token, 2)
-
-    def _convert_id_to_token(self, index):
-        return list(self.ids)[index]
-
-    def convert_tokens_to_string(self, tokens):
-        return "".join(tokens)
-
-
-CHARACTERS = member(bpe([*SPECIALS, *LETTERS], merges=[]))
 FITS = {
     "the same tokenizer twice": (BASE, dataclasses.replace(BASE)),
     "the same tokenizer made twice": (BASE, member(bpe())),
@@ -271,8 +257,7 @@ FITS = {
     "padding in a draft without a tokenizer": (BASE, member(rows=SIZE + 256)),
     "padding in a target without a tokenizer": (member(rows=SIZE + 28), BASE),
     "tokens added to the draft": (BASE, member(bpe(added=["<unused1>", "<unused2>"]))),
-    "Python and Rust": (member(Slow()), CHARACTERS),
-    "Rust and Python": (CHARACTERS, member(Slow())),
+    "Python": (member(ByT5Tokenizer()), member(ByT5Tokenizer())),
     "one program in other words": (
         member(bpe(normalizer=normalizers.NFC())),
         member(bpe(normalizer=normalizers.Sequence([normalizers.NFD(), normalizers.NFC()]))),
@@ -287,71 +272,6 @@ def test_a_pair_that_fits_passes_every_check(name):
     pair = FITS[name]
     check_pair(*pair)
     assert all(check.passed for check in compare(*pair))
-
-
-@pytest.mark.parametrize(
-    ("target", "draft", "remark"),
-    [
-        (
-            BASE,
-            member(bpe(added=[AddedToken("<pad>", special=True)], pad_token="<s>"), pad=3),
-            "padding token: 0 in the target and 3 in the draft",
-        ),
-        (BASE, member(bpe(chat_template="{{ x }}")), "chat template: none in the target and one"),
-        (
-            BASE,
-            member(bpe(added=[AddedToken("<s>", special=True)], bos_token="</s>")),
-            "special tokens of bos_token: '<s>', id 3, in the target and '</s>', id 1,",
-        ),
-        (
-            BASE,
-            member(bpe(), start=3),
-            "start token of decoder_start_token_id: 0 in the target and 3 in the draft",
-        ),
-        (
-            member(bpe(), decoder_only=True),
-            member(bpe(), decoder_only=True, start=3),
-            "start token of bos_token_id: 0 in the target and 3 in the draft",
-        ),
-        (
-            member(bpe(), ends=(1, 4)),
-            member(bpe(), ends=(3,)),
-            r"end tokens: \[1, 4\] in the target and \[3\] in the draft",
-        ),
-        (
-            member(bpe(ends=True)),
-            BASE,
-            r"encoding: empty text of '': \[1 '</s>'\] in the target and \[\] in the draft",
-        ),
-        (
-            member(bpe(chat_template="{{ x }}")),
-            member(bpe(chat_template="{{ y }}")),
-            "chat template: one in the target and another in the draft",
-        ),
-    ],
-)
-def test_a_difference_that_hardly_costs_speed_is_a_remark(target, draft, remark):
-    check_pair(target, draft)
-    failed = [check for check in compare(target, draft) if not check.passed]
-    assert [check.required for check in failed] == [False]
-    assert re.match(remark, str(failed[0]))
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_who_insists_gets_any_draft_that_reads_the_same_inputs(name):
-    """And the way out that a refusal names leads out."""
-    target, draft, _ = REFUSED[name]
-    if name == "another kind of model":
-        with pytest.raises(ValueError, match="input: a source") as error:
-            check_pair(target, draft, check_tokens=False)
-        assert "check_tokens" not in str(error.value)
-        return
-    with pytest.raises(ValueError, match="Or give check_tokens=False"):
-        check_pair(target, draft)
-    check_pair(target, draft, check_tokens=False)
-    failed = [check for check in compare(target, draft, tokens=False) if not check.passed]
-    assert failed
-    assert not any(check.required for check in failed)
 
 
 def test_ids_that_mean_the_same():
@@ -389,50 +309,3 @@ def test_equal_files_are_not_compared_any_further(tmp_path, monkeypatch):
     bpe(swapped("x", "y")).save_pretrained(tmp_path / "b")
     with pytest.raises(ValueError, match="token ids of 'x'"):
         check_pair(one, read("b"))
-
-
-# --- padding -----------------------------------------------------------------------------------
-
-
-class Padded(nnx.Module):
-    """Distributions by the last token, from a table in which padding is by far the likeliest."""
-
-    def __init__(self, padding, seed):
-        rows = SIZE + padding
-        table = np.random.default_rng(seed).normal(size=(rows, rows)).astype(np.float32)
-        table[:, SIZE:] = 1e4
-        self.vocab_size, self.table = rows, nnx.Param(jnp.asarray(table))
-
-    def start(self, inputs, buffer_len):
-        return (), ()
-
-    def __call__(self, tokens, start, context, cache):
-        return self.table[...][tokens], cache
-
-    def logits(self, hidden):
-        return hidden
-
-
-def padded(padding, *, seed, cut=True):
-    model = LanguageModel.of(Padded(padding, seed), SIZE if cut else None)
-    return dataclasses.replace(member(bpe(), rows=SIZE + padding), model=model)
-
-
-@pytest.mark.parametrize("padding", [None, 3, 30])
-def test_padded_ids_never_come_out_at_a_high_temperature(padding):
-    """Neither without a draft, nor with one that is padded less than the target or more."""
-    draft = None if padding is None else padded(padding, seed=1)
-    ids = draw(padded(20, seed=0), draft)
-    assert len(ids) > 5000
-    assert set(ids) == set(range(SIZE))
-
-
-def test_padded_ids_come_out_where_they_are_not_cut_off():
-    """So the test above can fail."""
-    assert set(draw(padded(20, seed=0, cut=False), None)) == set(range(SIZE, SIZE + 20))
-
-
-def draw(target, draft):
-    texts, options = ["a"] * 8, {"samples": 32, "batch_size": 256, "max_new_tokens": 32}
-    result = specjax.generate(target, draft, texts, temperature=100.0, key=0, **options)
-    return list(itertools.chain(*result.tokens))

@@ -74,13 +74,25 @@ def outcome(path, raw, said):
     return None
 
 
-@pytest.mark.parametrize("name", quick(LAYOUTS, "t5", "gpt2", "llama", "qwen3", "gemma3_text"))
-def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
-    path, raw = layout(name, tmp_path)
-    whole = outline(tmp_path)
-    # Tensors are another matter, and shapes that are right are theirs.
+@pytest.fixture
+def any_tensors(monkeypatch):
+    """Tensors fit every config, and a module is built once for each: most values change none."""
     monkeypatch.setattr(parameters, "check_tensors", lambda *_: None)
     monkeypatch.setattr(parameters, "needed", lambda names, tensors: tensors)
+    build, built = parameters.without_params, {}
+
+    def without_params(family, config, *how):
+        if repr(config) not in built:
+            built[repr(config)] = build(family, config, *how)
+        return built[repr(config)]
+
+    monkeypatch.setattr(parameters, "without_params", without_params)
+
+
+@pytest.mark.parametrize("name", quick(LAYOUTS, "t5", "gpt2", "llama", "qwen3", "gemma3_text"))
+def test_every_field_of_every_kind(name, tmp_path, any_tensors):
+    path, raw = layout(name, tmp_path)
+    whole = outline(tmp_path)
     family = checkpoints.FAMILIES[name]
     fields = {*raw, *FIELDS, *family.defaults, *built(family), "task_specific_params"}
     if "d_kv" in family.defaults:
@@ -99,11 +111,9 @@ def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["t5gemma", slow("t5gemma2")])
-def test_every_field_of_a_stack(name, tmp_path, monkeypatch):
+def test_every_field_of_a_stack(name, tmp_path, any_tensors):
     """Those of a T5Gemma's encoder and decoder."""
     path, raw = layout(name, tmp_path)
-    monkeypatch.setattr(parameters, "check_tensors", lambda *_: None)
-    monkeypatch.setattr(parameters, "needed", lambda names, tensors: tensors)
     inner = checkpoints.FAMILIES[t5gemma.LAYERS[name]]
     fields = {*FIELDS, *inner.defaults, *built(inner), *OF_SCALINGS}
     refused = 0
@@ -119,11 +129,9 @@ def test_every_field_of_a_stack(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen3"])
-def test_every_field_of_scalings(name, tmp_path, monkeypatch):
+def test_every_field_of_scalings(name, tmp_path, any_tensors):
     module, variant = llama_variants, llama_variants.VARIANTS[name]
     path = module.write(tmp_path, variant) / "config.json"
-    monkeypatch.setattr(parameters, "check_tensors", lambda *_: None)
-    monkeypatch.setattr(parameters, "needed", lambda names, tensors: tensors)
     place = "rope_scaling" if name == "llama3" else "rope_parameters"
     scaling = {**variant.raw[place], "mscale": 2.0, "mscale_all_dim": 0.5, "attention_factor": 1.0}
     for field in scaling:
@@ -183,14 +191,6 @@ def test_files_of_the_wrong_shape(case, tmp_path):
     assert file in found.seen
     with pytest.raises(ValueError, match="No smaller model is known"):
         smaller_members(str(other))
-
-
-def test_mistyped_fields_are_findings_of_the_doctor(tmp_path):
-    path, raw = layout("qwen2", tmp_path)
-    for field in ("num_beams", "task_specific_params", "layer_types", "max_window_layers"):
-        path.write_text(json.dumps({**raw, field: "x"}))
-        (found,) = doctor.examine(doctor.Plan(str(tmp_path), str(tmp_path)), doctor.CHECKS[:1])
-        assert (found.verdict, f"config.json: {field}='x'" in found.seen) == ("fail", True)
 
 
 @pytest.mark.parametrize("header", [b"[]", b'{"a": null}', b'{"a": []}', b'{"__metadata__": 1}'])

@@ -1,7 +1,6 @@
 """The doctor: the verdict of each check, on whole pairs of each kind of fault."""
 
 import json
-import math
 import re
 import shutil
 import types
@@ -9,20 +8,14 @@ import types
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 import command_line
 import gpt_variants
-import reference
+from checkpoint_edits import edit_json, edit_weights
 from pairs import TEXTS
 from specjax import autoregressive, doctor, loop
-from specjax.checkpoints.compatibility import Check
-from specjax.doctor import checks, distributions, verdicts
-from specjax.measure.metrics import Alpha
-from specjax.models.memory import Need
-from specjax.policies import Costs
+from specjax.doctor import checks, verdicts
 from specjax.pytrees import pytree
-from specjax.results import Row
 from specjax.rules import Token
 from specjax.sampling import Sampling, argmax
 
@@ -59,16 +52,6 @@ def copy(pair, tmp_path):
         return shutil.copytree(getattr(pair, role).name, tmp_path / role)
 
     return make
-
-
-def edit_weights(directory, edit):
-    file = directory / "model.safetensors"
-    save_file(edit(load_file(file)), file, metadata={"format": "pt"})
-
-
-def edit_config(directory, **fields):
-    file = directory / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
 # --- whole pairs -------------------------------------------------------------------------------
@@ -119,7 +102,7 @@ def take_ids_beyond_the_rows(target, draft):
         return {n: a[:200] if n in large else a for n, a in tensors.items()}
 
     edit_weights(draft, cut)
-    edit_config(draft, vocab_size=200)
+    edit_json(draft / "config.json", vocab_size=200)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +136,7 @@ def test_a_directory_that_is_not_there(pair, tmp_path):
 
 def test_settings_that_are_not_followed(pair, copy):
     target = copy("target")
-    edit_config(target, num_beams=4)
+    edit_json(target / "config.json", num_beams=4)
     edit_weights(target, lambda t: {n: a * np.float32("nan") for n, a in t.items()})  # ends early
     found = examine(target, pair.draft.name)
     assert found["target files"].verdict == "warn"
@@ -339,225 +322,6 @@ def test_a_plain_loop_that_is_wrong(pair, planted):
 def p_values(found):
     """What the line of the distribution says of plain decoding and of speculation."""
     return [float(value) for value in re.findall(r"(?:plain|ve) ([^ ,;]+)", found["draws"].seen)]
-
-
-# --- distributions
-# --------------------------------------------------------------------------------------
-
-
-def test_chi_square_is_that_of_scipy():
-    rng = np.random.default_rng(0)
-    distribution = dict(enumerate(rng.dirichlet(np.full(40, 0.3))))
-    drawn = rng.choice(40, 500, p=list(distribution.values()))
-    counts = dict(zip(*(part.tolist() for part in np.unique(drawn, return_counts=True))))  # noqa: B905
-    for shift in (0, 10, 40):
-        counts[drawn[0]] += shift
-        expected = reference.chi_square(counts, distribution)
-        assert distributions.chi_square(counts, distribution) == pytest.approx(
-            expected, rel=1e-3, abs=1e-7
-        )
-    assert distributions.chi_square({40: 1}, distribution) == 0
-    assert distributions.chi_square({0: 7}, {0: 1.0}) == 1
-
-
-def test_entropies():
-    logits = np.array([[0.0, 0, 0, 0], [0, 1e3, 0, 0], [0, 0, -1e3, -1e3]], np.float32)
-    expected = [math.log(4), 0, math.log(2)]
-    np.testing.assert_allclose(distributions.entropies(logits), expected, atol=1e-6)
-
-
-def test_the_distribution_of_two_tokens(pair):
-    """It sums to one; first tokens that end a row, or are not likely, stand alone."""
-    case = checks.Case(doctor.Plan(pair.target.name, pair.draft.name, TEXTS))
-    case.target, case.draft = pair.target, pair.draft
-    source = pair.target.tokenizer(TEXTS[0])["input_ids"]
-    method = case.speculative(Sampling())
-    likely, expected = distributions.distribution_of_two(method, pair.target, source)
-    assert sum(expected.values()) == pytest.approx(1, abs=1e-5)
-    assert not likely & set(pair.target.eos_ids)
-    assert {cell[0] for cell in expected if len(cell) == 2} == likely
-    assert {cell[0] for cell in expected if len(cell) == 1} == set(range(300)) - likely
-    assert distributions.outcome([min(likely), 7, 8], likely) == (min(likely), 7)
-    assert distributions.outcome([1], likely) == (1,)
-
-
-# --- verdicts ----------------------------------------------------------------------------------
-
-
-def test_tokenizer_verdicts():
-    assert verdicts.tokenizer(32100, 32128, 0.0).verdict == "pass"
-    assert "model's own" in verdicts.tokenizer(300, 32128, 0.0).way_out
-    assert "--input" in verdicts.tokenizer(32100, 32128, 0.2).way_out
-
-
-def test_compatibility_verdicts():
-    fine = Check("token ids", True, "3 tokens", "3 tokens")
-    remark = Check("padding token", False, "0", "1", way_out="", required=False)
-    fault = Check("start token", False, "0", "2", way_out="Another draft.")
-    assert verdicts.compatibility([fine], (9, 9)).verdict == "pass"
-    assert verdicts.compatibility([remark, fine], (9, 9)).verdict == "warn"
-    found = verdicts.compatibility([remark, fault], (7, 9))
-    assert (found.verdict, found.way_out) == ("fail", "Another draft.")
-    assert found.seen.endswith("; 1 more; the draft is never right about 2 of the target's 9 ids")
-
-
-@pytest.mark.parametrize(
-    ("kind", "count", "dtypes", "said"),
-    [
-        ("cpu", 1, ("float32", "float32"), ""),
-        ("cpu", 8, ("float32", "float32"), ""),
-        ("cpu", 1, ("bfloat16", "float32"), "slow on this CPU"),
-        ("H100", 1, ("float16", "bfloat16"), "overflow"),
-        ("H100", 1, ("bfloat16", "bfloat16"), ""),
-        ("H100", 2, ("bfloat16", "bfloat16"), "Only the first"),
-    ],
-)
-def test_device_verdicts(kind, count, dtypes, said, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(verdicts, "cpu_multiplies", lambda _: False)
-    roles = dict(zip(("target", "draft"), dtypes, strict=True))
-    found = verdicts.devices(kind, count, roles, True)
-    assert found.verdict == ("warn" if said else "pass")
-    assert said in found.way_out
-    monkeypatch.setattr(verdicts, "cpu_multiplies", lambda _: True)
-    fast = verdicts.devices(kind, count, roles, True)
-    assert fast.verdict == ("pass" if "this CPU" in said else found.verdict)
-
-
-def test_a_gpu_that_is_not_used(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    found = verdicts.devices("cpu", 1, {"target": "float32"}, True)
-    assert (found.verdict, "cuda13" in found.way_out) == ("warn", True)
-
-
-@pytest.mark.parametrize(
-    ("free", "verdict"), [(None, "pass"), (1000, "pass"), (700, "warn"), (599, "fail")]
-)
-def test_memory_verdicts(free, verdict):
-    assert verdicts.memory([Need(300, 100, 100), Need(50, 25, 25)], free, 8, 20).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("tokens", "entropy", "said"),
-    [
-        ([[1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]], 1.0, ""),
-        ([[1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]], 5.5, "chance"),
-        ([[1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]], 1e-4, "not differ"),
-        ([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], []], 1.0, "same output"),
-        ([[1, 2, 3, 4, 5, 6]], 1.0, ""),
-        ([[1] * 12, [7, *[2, 3] * 9]], 1.0, "loop"),
-        ([[1] * 12, [1, 2, 3, 4, 5, 6]], 1.0, ""),
-    ],
-)
-def test_output_verdicts(tokens, entropy, said):
-    found = verdicts.outputs(tokens, entropy, 300)
-    assert found.verdict == ("warn" if said else "pass")
-    assert said in found.way_out
-
-
-@pytest.mark.parametrize(
-    ("tokens", "looped"),
-    [
-        ([5, 6, 1, 1, 1], True),
-        ([1, 1, 1, 2], False),
-        ([9, 8, 7, 6, *[1, 2, 3, 4] * 3], False),  # only twice in the second half
-        ([9, 8, 7, 6, *[1, 2, 3, 4] * 5], True),
-        ([1, 2, 3, 4, 5] * 8, False),  # a longer period
-        ([], False),
-    ],
-)
-def test_loops(tokens, looped):
-    assert verdicts.in_loop(tokens) == looped
-
-
-def test_identity_verdicts():
-    assert verdicts.identity([], 8, 100, 1e-4).verdict == "pass"
-    near = verdicts.identity([1e-6, 5e-5], 8, 100, 1e-4)
-    assert (near.verdict, "near-ties" in near.seen) == ("warn", True)
-    assert verdicts.identity([1e-6, 1e-2], 8, 100, 1e-4).verdict == "fail"
-    assert verdicts.identity([math.inf], 8, 100, 1e-4).verdict == "fail"
-
-
-@pytest.mark.parametrize(
-    ("alpha", "rates", "said"),
-    [
-        (0.7, [0.7, 0.7, 0.8, math.nan], ""),
-        (0.3, [0.3, 0.3, math.nan, math.nan], "bigrams"),
-        (0.7, [0.7, 0.6, 0.3, math.nan], "fall off"),
-        (0.7, [math.nan] * 4, ""),
-    ],
-)
-def test_acceptance_verdicts(alpha, rates, said):
-    found = verdicts.acceptance(Alpha(alpha, alpha, alpha, 9, []), 2.0, np.array(rates))
-    assert found.verdict == ("warn" if said else "pass")
-    assert said in found.way_out
-
-
-def test_speed_verdicts():
-    assert verdicts.speed(Costs(0.1, [1.4] * 5), 4, "γ=4").verdict == "pass"
-    found = verdicts.speed(Costs(0.5, [1.4] * 5), 4, "γ=4")
-    assert (found.verdict, "v(γ=4) 1.40" in found.seen) == ("warn", True)
-
-
-def test_nothing_follows_from_timings_in_doubt(pair, monkeypatch):
-    """A draft step of 2.9 target steps by a smaller model, and a pass that takes less than one
-    position: they are taken again, and then no speedup is named. On a busy machine neither."""
-    wrong, fine = Costs(2.919, [0.37] * 4), Costs(0.1, [1.2] * 4)
-    plan = doctor.Plan(pair.target.name, pair.draft.name, gamma=3, max_new_tokens=4)
-    case = checks.Case(plan)
-    case.target, case.draft = pair.target, pair.draft
-    case.sources, case.rows, case.alpha = [[3, 1]], [], 0.9
-    asked, told, load = [], [], 0.1
-    monkeypatch.setattr(
-        checks.stopwatch,
-        "costs_of",
-        lambda *_, repeats, **__: asked.append(repeats) or told.pop(0),
-    )
-    monkeypatch.setattr(checks.doubts, "load_average", lambda: load)
-    told += [wrong, wrong]
-    found = checks.speed(case)
-    assert (found.verdict, asked) == ("warn", [checks.REPEATS, checks.AGAIN])
-    assert "The timings contradict themselves: c = 2.92" in found.way_out
-    assert "v = 0.37" in found.way_out
-    assert checks.speedup(case).verdict == "skip"
-    told += [wrong, fine, fine]
-    assert (checks.speed(case).verdict, case.doubts) == ("pass", "")
-    load = 9.0
-    found = checks.speed(case)
-    assert (found.verdict, found.way_out[:22]) == ("warn", "The machine was busy: ")
-    assert checks.speedup(case).verdict == "skip"
-
-
-def test_the_best_gamma_of_a_drafter_that_guesses():
-    """9 of 10 first tokens are accepted and 1 of 9 second ones; α is .9, and would draft four."""
-    row = Row(0, 0, "", [5] * 20, 10, 40, 40, 10, [1, 8, 1, 0, 0], [10, 9, 1, 0])
-    passes = np.array([1.0, 1.1, 1.2, 1.3, 1.4])
-    assert checks.best_gamma(0.9, [row], 0.1, passes, by_position=True) == 1
-    assert checks.best_gamma(0.9, [row], 0.1, passes, by_position=False) == 4
-    assert checks.best_gamma(0.9, [row], 1.0, passes, by_position=True) == 0
-
-
-def test_dashes_are_explained():
-    found = verdicts.acceptance(Alpha(0.7, None, None, 9, []), 2.0, np.array([0.7, math.nan]))
-    assert found.seen.endswith("(–: too few outputs or rounds to say)")
-    found = verdicts.acceptance(Alpha(0.7, 0.6, 0.8, 9, []), 2.0, np.array([0.7]))
-    assert "–" not in found.seen
-
-
-@pytest.mark.parametrize(
-    ("expected", "best", "verdict", "said"),
-    [
-        (1.5, 4, "pass", ""),
-        (1.5, 2, "pass", "γ=2 promises more"),
-        (1.0, 2, "warn", "--config.gamma=2"),
-        (1.0, 0, "warn", "Decode plainly"),
-        (1.04, 4, "warn", "Decode plainly"),
-    ],
-)
-def test_speedup_verdicts(expected, best, verdict, said):
-    found = verdicts.speedup(expected, 4, best, "γ=4")
-    assert found.verdict == verdict
-    assert said in found.seen + found.way_out
 
 
 # --- the command -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Readers of files: whatever is wrong with one, the error names it."""
+"""Readers and writers of files: whatever is wrong with a file or a place, the error names it."""
 
 import contextlib
 import errno
@@ -15,6 +15,7 @@ import pytest
 
 from experiments import tasks
 from experiments.adaptive.policies import acceptance_head as head
+from specjax.checkpoints import convert
 from specjax.checkpoints.tensors import read_json
 from specjax.cli import inputs
 from specjax.drafters import ngram
@@ -272,6 +273,13 @@ def test_lines_that_are_no_rows_are_named(line, tmp_path):
     assert file.read_text() == f'{{"a": 1}}\n{line}\n'
 
 
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"{", b"[1]"])
+def test_json_files_are_named(data, tmp_path):
+    (tmp_path / "x.json").write_bytes(data)
+    with pytest.raises(ValueError, match=r"x\.json (is not valid JSON|is not UTF-8|should hold)"):
+        files.read_json(tmp_path / "x.json")
+
+
 @pytest.mark.parametrize("name", ["/dev/zero", "sparse.json"])
 def test_files_without_an_end_are_refused_at_once(name, tmp_path):
     file = tmp_path / name
@@ -291,3 +299,105 @@ def test_loops_of_links_are_named(tmp_path):
     for check in (files.check_regular, files.check_directory):
         with pytest.raises(ValueError, match=f"{loop} is a loop of links. Name another"):
             check(loop)
+
+
+# --- places to write to ------------------------------------------------------------------------
+
+
+def test_only_regular_files_are_replaced(tmp_path):
+    """A pipe stays a pipe, whether it is removed or replaced, by its name or by a link."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link, tmp_path):
+        for write in (files.remove, lambda path: files.write_text(path, "x")):
+            with pytest.raises(ValueError, match=rf"{path.name} is a device, a pipe or a direct"):
+                write(path)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    files.write_text(tmp_path / "file", "x")
+    files.remove(tmp_path / "file")
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link"}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("file", "file is a file, not a directory"),
+        ("file/below", "file is a file, not a directory"),
+        ("", "'' does not name a directory"),
+        ("/", "'/' does not name a directory"),
+        ("caf\udce9", r"The name '.*caf\\udce9' is not UTF-8"),
+    ],
+)
+def test_convert_looks_at_its_output_first(name, message, tmp_path, monkeypatch):
+    """There is no source, and the output is what is named."""
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        convert(tmp_path / "none", name)
+    with pytest.raises(FileNotFoundError, match="none"):
+        convert(tmp_path / "none", "new")
+
+
+def test_a_parent_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    for directory in (tmp_path / "new", tmp_path / "new" / "below", tmp_path):
+        with pytest.raises(ValueError, match=rf"Cannot write to {tmp_path}\."):
+            files.check_directory(directory)
+
+
+def test_parts_of_a_killed_process_are_removed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import os, sys; from specjax.support import files; w = files.replacing_within('out'); "
+        "(w.__enter__() / 'weights').write_bytes(bytes(9)); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert any(path.name.endswith(".part") for path in tmp_path.iterdir())
+    (tmp_path / ".out.part").mkdir()  # anybody's
+    with files.replacing_within("out") as part:
+        assert list(part.iterdir()) == []
+        (part / "config.json").write_text("{}")
+        with pytest.raises(ValueError, match="is being written"), files.replacing_within("out"):
+            pass
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {
+        ".out.part", "out", "out/config.json",
+    }  # fmt: skip
+    monkeypatch.chdir(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"out holds config\.json"), files.replacing_within("."):
+        pass
+    with files.replacing_within(".", ["*.json"]) as part:
+        (part / "weights").touch()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"weights"}
+
+
+def test_a_full_disk_is_named(tmp_path):
+    """Python's error has no name, and numpy's has no number either."""
+    file = tmp_path / "out.json"
+    file.write_text("before")
+    for error in (OSError(errno.ENOSPC, "No space left on device"), OSError("9 requested")):
+        said = r": (No space left|9 requested).*kept\. Make room"
+        with pytest.raises(OSError, match=f"{file}{said}"), files.replacing(file):
+            raise error
+        new = tmp_path / "out"
+        with pytest.raises(OSError, match=f"{new}{said}"), files.replacing_within(new):
+            raise error
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+    assert file.read_text() == "before"
+
+
+def test_nobody_reads():
+    """`specjax decode … | head -1` ends without a word, with the status of SIGPIPE."""
+    code = (
+        "from specjax.support import command_line; "
+        "command_line.run(lambda argv: [print('row', flush=True) for _ in range(10**6)], None)"
+    )
+    begun = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert begun.stdout.readline() == b"row\n"
+    begun.stdout.close()
+    assert begun.stderr.read() == b""
+    begun.stderr.close()
+    assert begun.wait() == 141

@@ -1,150 +1,328 @@
-"""Files that take more memory or time than they weigh are refused before that, by name; and places
-that are not what a user thinks are not written to.
+"""Files of every format but pickles that are damaged, say more than they hold, or take more memory
+than they weigh: an error that names the file, before anything is allocated."""
 
-Each bomb has a few megabytes, so that nothing happens where one goes off.
-"""
-
-import errno
+import functools
 import gzip
 import io
-import json
-import os
-import pickle
-import subprocess
-import sys
+import shutil
 import tracemalloc
 import zipfile
 
+import gguf
 import numpy as np
 import pytest
+from flax import serialization
+from safetensors.numpy import save_file
 
 import checkpoint_formats as formats
+import gguf_variants
+import make_checkpoint_data
 import t5_variants
-from specjax.checkpoints import convert, weights
-from specjax.checkpoints.formats import msgpack_files, pickles, t5x_files, torch_files
+from checkpoint_edits import contents, edit_json
+from gguf_variants import entry, header, info, length
+from specjax.checkpoints import load, safetensors_files
+from specjax.checkpoints.formats import gguf_files, msgpack_files, spiece, torch_files
+from specjax.checkpoints.weights import FLAX
 from specjax.drafters import ngram
-from specjax.support import files, npz
+from tiny_models import slow
 
-PAIRS = b"(" + b"".join(b"(" + formats.text(f"{i}") + b"Nl" for i in range(100)) + b"l"
-FILLS = b"ccollections\nOrderedDict\nq\0" + PAIRS + b"\x85q\1" + b"h\0h\1R0" * 200
-BOMBS = {
-    "dicts": (b"}" * 3_000_000, "takes more than 1,048,576 steps"),
-    "dicts made again and again from one list": (FILLS, "takes more than 5,000 steps"),
-    "a long number": (b"\x8b\x40\x42\x0f\0" + b"\1" * 1_000_000, "a number of 7,999,993 bits"),
-    "a long key": (b"}\x8a\x09" + b"\1" * 9 + b"Ns", "key of a dict is a int"),
-    "a long number to keep by": (b"Np99999999999999999999\n", "under an impossible number"),
+# --- damage anywhere ---------------------------------------------------------------------------
+
+
+def write_gguf(path, arrays):
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("a", 3)
+    writer.add_array("b", ["x", "yz"])
+    writer.add_array("c", [1.0, 2.0])
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
+    gguf_variants.finish(writer)
+
+
+READERS = {
+    "safetensors": (lambda path, arrays: save_file(arrays, path), safetensors_files.find),
+    "bin": (formats.write_torch, torch_files.find),
+    "legacy": (functools.partial(formats.write_torch, legacy=True), torch_files.find),
+    "flax": (formats.write_flax, FLAX.find),
+    "gguf": (write_gguf, lambda path: gguf_files.read(path).tensors),
 }
 
 
-@pytest.mark.parametrize("case", BOMBS)
-def test_pickles(case, tmp_path, monkeypatch):
-    program, message = BOMBS[case]
-    if program is FILLS:
-        monkeypatch.setattr(pickles, "MAX_STEPS", 5_000)
-    formats.zipped(tmp_path / "x.bin", b"\x80\x02" + program + b".", {})
-    with pytest.raises(ValueError, match=rf"x\.bin cannot be read: .*{message}"):
-        torch_files.find(tmp_path / "x.bin")
+@pytest.mark.parametrize("form", READERS)
+@pytest.mark.parametrize("step", [5, slow(1)])
+def test_damage_anywhere_is_an_error_that_names_the_file_or_a_number(form, step, tmp_path):
+    """Each byte is spoiled, and the file cut short there; nothing else escapes.
+
+    Of five other values of a byte, and of five places to cut, one is tried, or all.
+    """
+    write, find = READERS[form]
+    file = tmp_path / "file.gguf"
+    write(
+        file, {"a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.half)}
+    )
+    data, errors = file.read_bytes(), 0
+
+    def read(content):
+        file.write_bytes(content)
+        try:
+            return {name: contents(tensor).tobytes() for name, tensor in find(file).items()}
+        except ValueError as error:
+            assert str(file) in str(error)  # noqa: PT017
+            assert "\n" not in str(error)  # noqa: PT017
+            return None
+
+    whole, tried = read(data), 0
+    assert whole is not None
+    for at in range(len(data)):
+        for value in (0, 0x2E, 0x80, 0xFF, data[at] ^ 1)[at % step :: step]:
+            errors += read(data[:at] + bytes([value]) + data[at + 1 :]) is None
+            tried += 1
+        if at % step == 0:
+            cut = read(data[:at])
+            assert cut is None or (form == "gguf" and cut == whole), at  # which ends in padding
+    assert errors > tried / 10
 
 
-def test_a_storage_that_no_file_can_hold(tmp_path):
-    """A size that is no offset in a file either."""
-    entry = formats.tensor("0", np.ones(1, np.float32), legacy=True)
-    entry = entry.replace(formats.number(1) + b"NtQ", formats.number(1 << 61) + b"NtQ")
-    start = formats.MAGIC + pickle.dumps(1001, 2) + formats.SYSTEM
-    size = (1 << 61).to_bytes(8, "little")
-    data = start + formats.pickled({"x": entry}) + pickle.dumps(["0"], 2) + size + bytes(8)
-    (tmp_path / "x.bin").write_bytes(data)
-    with pytest.raises(ValueError, match=r"x\.bin is cut short or damaged"):
-        torch_files.find(tmp_path / "x.bin")
+@pytest.mark.parametrize("form", READERS)
+def test_a_file_that_is_cut_once_its_header_was_read(form, tmp_path):
+    write, find = READERS[form]
+    file = tmp_path / "file.gguf"
+    write(file, {"a/kernel": np.ones((2, 3), np.float32)})
+    (tensor,) = find(file).values()
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(ValueError, match=rf"{file} is cut short"):
+        contents(tensor)
 
 
-def test_archives(tmp_path, monkeypatch):
-    """A list of many files, a name that is no UTF-8, and no tensors at all."""
-    file = tmp_path / "pytorch_model.bin"
-    formats.zipped(file, formats.pickled({}), {"café": b"x"})
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin holds no tensors"):
-        weights.find_tensors(tmp_path)
-    file.write_bytes(file.read_bytes().replace("é".encode(), b"\xff\xff"))
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin is cut short or damaged \('utf-8'"):
-        torch_files.find(file)
-    monkeypatch.setattr(npz, "MAX_LIST", 2_000)
-    formats.zipped(file, formats.pickled({}), {f"{i}": b"" for i in range(50)})
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin is .* \(a list of files of"):
-        torch_files.find(file)
+LFS = b"version https://git-lfs.github.com/spec/v1\n"
+MISLABELLED = [
+    ("pytorch_model.bin", b"<html>404</html>", "neither of the two formats"),
+    *((name, LFS, "git lfs pull") for name in ("pytorch_model.bin", "flax_model.msgpack")),
+    ("model.safetensors", LFS, "git lfs pull"),
+    ("flax_model.msgpack", b"<html>404</html>", "not written by flax"),
+    ("pytorch_model.bin", b"\x80\x02]G?\xf0\0\0\0\0\0\0a.", "a pickle that torch did not save"),
+    ("spiece.model", b"<html>404</html>", "cut short or damaged"),
+    ("spiece.model", b"", "cut short or damaged"),
+    ("spiece.model", b"\xff" * 40, "cut short or damaged"),
+    # One piece, of BPE.
+    ("spiece.model", b"\x0a\x05\x0a\x03abc\x12\x02\x18\x02", "is no tokenizer of a T5"),
+]
 
 
-def array(shape: bytes) -> bytes:
-    """A float in msgpack, of this shape."""
-    inner = b"\x93" + shape + b"\xa7float32\xc4\4" + bytes(4)
-    return b"\xc7" + bytes([len(inner), 1]) + inner
+@pytest.mark.parametrize(("name", "content", "message"), MISLABELLED)
+def test_mislabelled_files(name, content, message, tmp_path):
+    made = t5_variants.write(tmp_path, t5_variants.VARIANTS["v1_0"])
+    if name != "spiece.model":
+        (made / "model.safetensors").unlink()
+    (made / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name}.*{message}"):
+        load(made)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\x81\xa1x\xdd\0\x2d\xc6\xc0" + b"\x80" * 3_000_000, "more than 1,048,576 values"),
-        ((b"\x81\xd9\xff" + b"x" * 255) * 5 + array(b"\x90"), "has too long a name"),
-        (b"\x81\xa1x" + array(b"\x99" + b"\1" * 9), "impossible shape"),
-        (b"\x81\xa1x" + array(b"\x90"), None),
-    ],
-    ids=["maps", "names of names", "a product of many sizes", "none"],
-)
+@pytest.mark.parametrize("end", [3, 1000, -1])
+def test_pieces_that_are_cut_short(end, tmp_path):
+    data = (make_checkpoint_data.DATA / "spiece.model").read_bytes()
+    (tmp_path / "spiece.model").write_bytes(data[:end])
+    with pytest.raises(ValueError, match=r"spiece\.model is cut short or damaged"):
+        spiece.read(tmp_path / "spiece.model")
+
+
+# --- msgpack -----------------------------------------------------------------------------------
+
+
+def array(shape: bytes, dtype: bytes = b"float32", count: int = 4) -> bytes:
+    """An array of flax, under the name "a": shape, dtype and bytes as it says them."""
+    text = bytes([0xA0 + len(dtype)]) + dtype
+    inner = b"\x93" + shape + text + b"\xc4" + bytes([count]) + bytes(count)
+    return b"\x81\xa1a\xc7" + bytes([len(inner), 1]) + inner
+
+
+MSGPACK = [
+    (b"\x81\xa1a\x01", "entry 'a' is no array"),
+    (b"\x93\x01\x02\x03", "it is no map"),
+    (b"\x80\x80", "it is no map"),
+    (b"\x82\xa1a\x01\xa1a\x01", "comes twice"),
+    (b"\x81\x01\x01", "a key is no string"),
+    (b"\x81\xa1a" * 100 + b"\x01", "maps in maps without end"),
+    (b"\x91" * 100_000, "maps in maps without end"),
+    (b"\xdf\xff\xff\xff\xff", "ends too early"),
+    (b"\x81\xdb\xff\xff\xff\xff", "a string of 4294967295 bytes"),
+    (b"\x81\xa1a\xc1", "byte 0xc1 begins nothing"),
+    (b"\x81\xa1a\xd4\x07\x00", "an extension of type 7"),
+    (b"\x81\xa1a\xc7\x02\x01\x92\x90", "an array is not three things"),
+    (b"\x81\xa1x\xdd\0\x2d\xc6\xc0" + b"\x80" * 3_000_000, "more than 1,048,576 values"),
+    ((b"\x81\xd9\xff" + b"x" * 255) * 5 + array(b"\x90")[3:], "has too long a name"),
+    (array(b"\x92\x02\x03"), "another number of bytes"),
+    (array(b"\x92\xfe\xfe", count=16), "impossible shape"),
+    (array(b"\x99" + b"\1" * 9), "impossible shape"),
+    (array(b"\xa22\x32", count=16), "impossible shape"),
+    (array(b"\x92\2\2", b"object", 16), "an array of 'object'"),
+    (array(b"\x92\2\2", b"<U4", 16), "an array of '<U4'"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), MSGPACK, ids=[m for _, m in MSGPACK])
 def test_msgpack(content, message, tmp_path):
     file = tmp_path / "x.msgpack"
+    file.write_bytes(array(b"\x91\1"))
+    assert list(msgpack_files.find(file)) == ["a"]
     file.write_bytes(content)
-    if message is None:
-        assert list(msgpack_files.find(file)) == ["x"]
-        return
     with pytest.raises(ValueError, match=rf"x\.msgpack.*{message}"):
         msgpack_files.find(file)
 
 
-@pytest.fixture
-def t5x(tmp_path):
-    """A checkpoint of T5X, and the folder of one of its arrays."""
-    variant = t5_variants.VARIANTS["v1_1"]
-    made = formats.write_t5x(tmp_path / "checkpoint_7", t5_variants.tensors(variant))
-    return made, made / "target.encoder.layers_0.attention.query.kernel"
+# --- T5X ---------------------------------------------------------------------------------------
+
+V1_1 = t5_variants.VARIANTS["v1_1"]
+QUERY = "target.encoder.layers_0.attention.query.kernel"
 
 
-def rewrite_metadata(folder, **changes):
-    file = folder / ".zarray"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+@pytest.fixture(scope="module")
+def t5x(tmp_path_factory):
+    """What a checkpoint of T5X holds, beside its config.gin."""
+    made = tmp_path_factory.mktemp("t5x") / "run" / "checkpoint_7"
+    formats.write_t5x(made, t5_variants.tensors(V1_1))
+    (made.parent / "config.gin").write_text(formats.gin(V1_1.raw))
+    return made
 
 
-def test_zarr_chunks(t5x):
-    """One that is far larger than its array, and more than there can be files."""
-    directory, folder = t5x
-    rewrite_metadata(folder, chunks=[2_000, 2_000])
-    (folder / "0.0").write_bytes(gzip.compress(bytes(16_000_000)))
-    with pytest.raises(ValueError, match=rf"{folder.name}: a chunk has 16,000,000 bytes"):
-        t5x_files.find(directory)
-    rewrite_metadata(folder, shape=[1 << 10, 1 << 10], chunks=[1, 1], fill_value=0.0)
-    with pytest.raises(ValueError, match=rf"{folder.name} is cut into 1,048,576 chunks"):
-        t5x_files.find(directory)
+def gin(old, new):
+    def edit(made):
+        text = (made.parent / "config.gin").read_text()
+        assert old in text
+        (made.parent / "config.gin").write_text(text.replace(old, new))
+
+    return edit
 
 
-def test_chunks_of_blosc(t5x):
-    """They say themselves how much they hold, and as much would be allocated."""
-    directory, folder = t5x
-    metadata = json.loads((folder / ".zarray").read_text())
-    blosc = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}
-    rewrite_metadata(folder, compressor=blosc, chunks=metadata["shape"])
-    (folder / "0.0").write_bytes(b"\2\1\2\4" + (16_000_000).to_bytes(4, "little") + bytes(24))
-    with pytest.raises(ValueError, match=rf"{folder.name}: a chunk has 16,000,000 bytes"):
-        t5x_files.find(directory)
+def zarr(content=None, chunk="0.0", **metadata):
+    """Change the metadata of an array, and the bytes of a chunk."""
+
+    def edit(made):
+        edit_json(made / QUERY / ".zarray", **metadata)
+        if content is not None:
+            (made / QUERY / chunk).write_bytes(content)
+
+    return edit
 
 
-def test_a_gin_file_of_spaces(t5x):
-    """Runs of spaces cost linear time, and no more than a megabyte is read."""
-    directory, _ = t5x
-    text = formats.gin(t5_variants.VARIANTS["v1_1"].raw)
-    file = directory.parent / "config.gin"
-    file.write_text(text + f"a =b{' ' * 20_000}c\n{' ' * 20_000}\n")
-    assert t5x_files.config(directory, t5x_files.find(directory))["d_model"] == 16
-    file.write_text(text + " " * (1 << 20))
-    with pytest.raises(ValueError, match=r"config\.gin has more than 1,048,576 bytes"):
-        t5x_files.config(directory, t5x_files.find(directory))
+def scanned(made):
+    tree = serialization.msgpack_restore((made / "checkpoint").read_bytes())
+    target = tree["optimizer"]["target"]
+    target["encoder"]["encoder"] = {"attention": target["encoder"].pop("layers_0")["attention"]}
+    (made / "checkpoint").write_bytes(serialization.msgpack_serialize(tree))
+
+
+def checkpoint(content):
+    return lambda made: (made / "checkpoint").write_bytes(content)
+
+
+def metadata(text):
+    return lambda made: (made / QUERY / ".zarray").write_text(text)
+
+
+BLOSC = {"compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}}
+MANY = {"shape": [1 << 10, 1 << 10], "chunks": [1, 1], "fill_value": 0.0}
+LARGE = gzip.compress(bytes(16_000_000))
+LARGER = rf"{QUERY}: a chunk has 16,000,000 bytes"
+LARGE_BLOSC = b"\2\1\2\4" + (16_000_000).to_bytes(4, "little") + bytes(24)
+T5X = {  # what is called "no …" is a file that is missing
+    "no folder": (
+        lambda made: (made / QUERY).rename(made / "elsewhere"),
+        rf"{QUERY} is missing, but .*checkpoint lists",
+    ),
+    "no T5X's": (checkpoint(b'model_checkpoint_path: "model.ckpt-1"\n'), r"has no config\.json"),
+    "another tree": (
+        checkpoint(serialization.to_bytes({"step": np.ones(3)})),
+        r"checkpoint has no 'optimizer/target'",
+    ),
+    "scanned layers": (scanned, "whose layers are scanned are not supported"),
+    # tensorstore would read a chunk that is missing as zeros.
+    "a missing chunk": (lambda made: (made / QUERY / "1.0").unlink(), rf"{QUERY} is damaged"),
+    "a short chunk": (zarr(b"\x1f\x8b\x08", "1.0"), rf"{QUERY} is damaged"),
+    "another chunk": (zarr(b"other", "1.0"), rf"{QUERY} is damaged"),
+    **{
+        f"metadata {text}": (metadata(text), rf"{QUERY} cannot be read")
+        for text in ("", "{", '{"zarr_format": 2}')
+    },
+    "a large chunk": (zarr(LARGE, chunks=[2_000, 2_000]), LARGER),
+    "many chunks": (zarr(**MANY), rf"{QUERY} is cut into 1,048,576 chunks"),
+    # Chunks of blosc say themselves how much they hold, and as much would be allocated.
+    "blosc": (zarr(LARGE_BLOSC, chunks=[16, 16], **BLOSC), LARGER),
+    "another width": (gin("emb_dim = 16", "emb_dim = 32"), r"has shape .* asks for"),
+    "a word": (gin("num_heads = 2", "num_heads = two"), r"config\.gin: num_heads = two is no"),
+    "encoders": (gin("encoder_layers = 2", "encoder_layers = 3"), "missing from the weights"),
+    "decoders": (gin("decoder_layers = 2", "decoder_layers = 3"), "decoder_layers=3, but layers"),
+    "silu": (gin("('gelu',", "('silu',"), r"mlp_activations = \('silu', 'linear'\)"),
+    "nowhere": (gin("emb_dim = 16", "emb_dim = %NOWHERE"), r"emb_dim = %NOWHERE is no value"),
+    "spaces": (gin("# Macros", " " * (1 << 20)), r"config\.gin has more than 1,048,576 bytes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", T5X)
+def test_t5x(case, t5x, tmp_path):
+    shutil.copytree(t5x.parent, tmp_path / "run")
+    made = tmp_path / "run" / t5x.name
+    change, message = T5X[case]
+    change(made)
+    with pytest.raises(FileNotFoundError if case.startswith("no ") else ValueError, match=message):
+        load(made)
+
+
+def test_a_gin_file_of_spaces(t5x, tmp_path):
+    """Runs of spaces cost linear time."""
+    made = shutil.copytree(t5x.parent, tmp_path / "run") / t5x.name
+    gin("# Macros", f"a =b{' ' * 20_000}c\n{' ' * 20_000}\n")(made)
+    assert load(made).config.d_model == 16
+
+
+# --- GGUF --------------------------------------------------------------------------------------
+
+
+HUGE = 1 << 60
+HEADERS = {
+    "empty": (b"", "ends too early"),
+    "magic": (b"FUGG" + header()[4:], "does not begin with GGUF"),
+    "version 0": (header(version=0), "does not begin with GGUF and a version"),
+    "many fields": (header(counts=(0, HUGE)), "ends too early"),
+    "many tensors": (header(counts=(HUGE, 0)), "ends too early"),
+    "a long key": (header(length(HUGE) + b"x"), "ends too early"),
+    "a long text": (header(entry(8, length(HUGE))), "ends too early"),
+    "many texts": (header(entry(9, b"\x08\0\0\0" + length(HUGE))), "ends too early"),
+    "many numbers": (header(entry(9, b"\x06\0\0\0" + length(HUGE))), "ends too early"),
+    "arrays of arrays": (header(entry(9, b"\x09\0\0\0" + length(1))), "the unknown type 9"),
+    "an unknown type": (header(entry(13, bytes(8))), "the unknown type 13"),
+    "a key twice": (header(entry(0, b"1"), entry(0, b"1")), "'x' is there twice"),
+    "no UTF-8": (header(entry(0, b"1", key=b"\xff")), "utf-8"),
+    "a text that is no UTF-8": (header(entry(8, length(1) + b"\xff")), "utf-8"),
+    "a tensor twice": (header(tensors=(info([1]), info([1]))), "'t' is there twice"),
+    "no axes": (header(tensors=(info([]),)), "'t' has 0 axes"),
+    "many axes": (header(tensors=(info([1], axes=1 << 31),)), "axes"),
+    "no numbers": (header(tensors=(info([0]),)), "impossible shape"),
+    "a huge shape": (header(tensors=(info([HUGE, HUGE]),)), "missing or cut short"),
+    "part of a block": (header(tensors=(info([33], kind=2),)), "impossible shape"),
+    "a far place": (header(tensors=(info([1], offset=HUGE),)) + bytes(99), "missing or cut short"),
+    "one place": (header(tensors=(info([8]), info([8], name=b"u"))) + bytes(99), "overlap"),
+    "a name of bytes": (header(tensors=(info([1], name=b"\xff"),)) + bytes(99), "utf-8"),
+    "an alignment of 3": (header(entry(4, b"\3\0\0\0", b"general.alignment")), "no power of two"),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_hostile_headers(case, tmp_path):
+    data, message = HEADERS[case]
+    file = tmp_path / "x.gguf"
+    file.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=rf"x\.gguf is cut short or damaged \(.*{message}"):
+            load(file)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+# --- npz ---------------------------------------------------------------------------------------
 
 
 def member(shape: tuple[int, ...], data: bytes) -> bytes:
@@ -194,112 +372,3 @@ def test_counts_of_more_pairs_than_bits(tmp_path):
     )
     with pytest.raises(ValueError, match=r"ngram\.npz says that it has 2 ids and 1,000,000 pairs"):
         ngram.load(tmp_path / "ngram.npz")
-
-
-# --- places to write to ------------------------------------------------------------------------
-
-
-def test_only_regular_files_are_replaced(tmp_path):
-    """A pipe stays a pipe, whether it is removed or replaced, by its name or by a link."""
-    pipe, link = tmp_path / "pipe", tmp_path / "link"
-    os.mkfifo(pipe)
-    link.symlink_to(pipe)
-    for path in (pipe, link, tmp_path):
-        for write in (files.remove, lambda path: files.write_text(path, "x")):
-            with pytest.raises(ValueError, match=rf"{path.name} is a device, a pipe or a direct"):
-                write(path)
-    assert pipe.is_fifo()
-    assert link.is_symlink()
-    files.write_text(tmp_path / "file", "x")
-    files.remove(tmp_path / "file")
-    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "link"}
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("file", "file is a file, not a directory"),
-        ("file/below", "file is a file, not a directory"),
-        ("", "'' does not name a directory"),
-        ("/", "'/' does not name a directory"),
-        ("caf\udce9", r"The name '.*caf\\udce9' is not UTF-8"),
-    ],
-)
-def test_convert_looks_at_its_output_first(name, message, tmp_path, monkeypatch):
-    """There is no source, and the output is what is named."""
-    (tmp_path / "file").touch()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        convert(tmp_path / "none", name)
-    with pytest.raises(FileNotFoundError, match="none"):
-        convert(tmp_path / "none", "new")
-
-
-def test_a_parent_that_cannot_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    for directory in (tmp_path / "new", tmp_path / "new" / "below", tmp_path):
-        with pytest.raises(ValueError, match=rf"Cannot write to {tmp_path}\."):
-            files.check_directory(directory)
-
-
-def test_parts_of_a_killed_process_are_removed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code = (
-        "import os, sys; from specjax.support import files; w = files.replacing_within('out'); "
-        "(w.__enter__() / 'weights').write_bytes(bytes(9)); os._exit(9)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=False)
-    assert any(path.name.endswith(".part") for path in tmp_path.iterdir())
-    (tmp_path / ".out.part").mkdir()  # anybody's
-    with files.replacing_within("out") as part:
-        assert list(part.iterdir()) == []
-        (part / "config.json").write_text("{}")
-        with pytest.raises(ValueError, match="is being written"), files.replacing_within("out"):
-            pass
-    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {
-        ".out.part", "out", "out/config.json",
-    }  # fmt: skip
-    monkeypatch.chdir(tmp_path / "out")
-    with pytest.raises(ValueError, match=r"out holds config\.json"), files.replacing_within("."):
-        pass
-    with files.replacing_within(".", ["*.json"]) as part:
-        (part / "weights").touch()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"weights"}
-
-
-def test_a_full_disk_is_named(tmp_path):
-    """Python's error has no name, and numpy's has no number either."""
-    file = tmp_path / "out.json"
-    file.write_text("before")
-    for error in (OSError(errno.ENOSPC, "No space left on device"), OSError("9 requested")):
-        said = r": (No space left|9 requested).*kept\. Make room"
-        with pytest.raises(OSError, match=f"{file}{said}"), files.replacing(file):
-            raise error
-        new = tmp_path / "out"
-        with pytest.raises(OSError, match=f"{new}{said}"), files.replacing_within(new):
-            raise error
-    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
-    assert file.read_text() == "before"
-
-
-def test_nobody_reads():
-    """`specjax decode … | head -1` ends without a word, with the status of SIGPIPE."""
-    code = (
-        "from specjax.support import command_line; "
-        "command_line.run(lambda argv: [print('row', flush=True) for _ in range(10**6)], None)"
-    )
-    begun = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert begun.stdout.readline() == b"row\n"
-    begun.stdout.close()
-    assert begun.stderr.read() == b""
-    begun.stderr.close()
-    assert begun.wait() == 141
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"{", b"[1]"])
-def test_json_files_are_named(data, tmp_path):
-    (tmp_path / "x.json").write_bytes(data)
-    with pytest.raises(ValueError, match=r"x\.json (is not valid JSON|is not UTF-8|should hold)"):
-        files.read_json(tmp_path / "x.json")
