@@ -89,14 +89,14 @@ class Trial(Inputs):
         return found
 
     def _method(self, loaded: Checkpoint | Drafter, gamma: int) -> Speculative:
-        return decoding.speculative(
+        return decoding.build(
             self.target, loaded, gamma=gamma, sampling=self._sampling,
             check_tokens=self.check_tokens,
         )  # fmt: skip
 
     def _branching(self, loaded: Checkpoint | Drafter, shape: FixedTree) -> TreeSpeculative:
-        return decoding.branching(
-            self.target, loaded, shape, sampling=self._sampling, check_tokens=self.check_tokens
+        return decoding.build(
+            self.target, loaded, tree=shape, sampling=self._sampling, check_tokens=self.check_tokens
         )
 
     def _lengths(self, tree: bool) -> list[int]:

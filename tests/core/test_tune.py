@@ -20,7 +20,7 @@ from specjax.decoding import running, starting, streaming
 from specjax.measure import timing
 from specjax.policies import Costs
 from specjax.sampling import Greedy, Sampling
-from specjax.settings import Settings
+from specjax.settings import Drafting, Settings
 from specjax.support import files
 from specjax.tuning import fitting, trials
 
@@ -100,7 +100,7 @@ def test_the_batch_that_is_measured(pair, monkeypatch):
 def test_no_draft_where_none_is_worth_its_time(pair, costs, monkeypatch):
     costs(Costs(9.0, [1.0] * 4))
     settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=3, policy="goodput", **RUN)
-    assert (settings.gamma, settings.policy, settings.costs) == (0, "", None)
+    assert (settings.gamma, settings.policy, settings.costs) == (0, None, None)
     assert "No draft is worth its time: none pays by its costs and α" in str(settings)
     used = loops(monkeypatch)
     found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
@@ -136,7 +136,7 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
     options = {"gamma": 3, "passes": (), "batch_size": 2, "max_new_tokens": 2}
     settings = specjax.tune(pair.target, pair.draft, many, **options)
     assert tried == [(decoding.tokenize(pair.target, TEXTS[:1] * 4), 2)]
-    assert (settings.gamma, settings.policy) == ((2, "") if fixed else (3, "lookahead"))
+    assert (settings.gamma, settings.policy) == ((2, None) if fixed else (3, "lookahead"))
     assert "1.50 times as fast as plain decoding, on 2 inputs that did not choose" in str(settings)
     used = loops(monkeypatch)
     with pytest.warns(UserWarning, match="tuned for something else: batch_size was 2 and is 1\\. "):
@@ -231,7 +231,7 @@ COSTS = {"draft": 0.1, "verify": [1.0, 1.1]}
     [
         ("gamma", [None, False, "", [], "3", 2.5, -1, 2**31]),
         ("passes", [5, "12", None, [0], ["2"], [1.5]]),
-        ("policy", [5, None]),
+        ("policy", [5]),
         ("rule", [{}]),
         ("tree", [[1]]),
         ("words", [5]),
@@ -278,13 +278,13 @@ def test_settings_of_another_use_are_named(pair):
 
 
 def test_whatever_settings_replace_is_refused_beside_them(pair):
-    """All that `decoding.build` takes but the pair and the sampling."""
+    """All fields of `Drafting` but the costs, and `check_tokens`, which only refuses."""
     given = {
         "gamma": 2, "rule": "block", "policy": "svip", "passes": (1,),
         "tree": "fixed(2, 1)",
     }  # fmt: skip
-    kept = {"target", "draft", "sampling", "check_tokens"}
-    assert set(given) == set(inspect.signature(decoding.build).parameters) - kept
+    fields = {field.name for field in dataclasses.fields(Drafting)}
+    assert set(given) == fields - {"costs", "check_tokens"}
     for function in (specjax.generate, specjax.stream):
         for name, value in given.items():
             with pytest.raises(ValueError, match=f"settings and {name} are both given"):
@@ -364,7 +364,7 @@ WAY = (
     generation._decode,
     decoding.build,
     decoding.tuned,
-    decoding.speculative,
+    decoding.build,
     decoding.branching,
     decoding.as_they_end,
     streaming.admitted,
