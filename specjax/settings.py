@@ -13,6 +13,7 @@ import numpy as np
 from specjax import trees
 from specjax.batching import bucket
 from specjax.contracts import check_part
+from specjax.defaults import GAMMA
 from specjax.policies import Policy
 from specjax.policies.costs import Costs, checked
 from specjax.rules import AcceptanceRule
@@ -24,11 +25,10 @@ MAX_GAMMA = 1024
 
 
 class Fields(TypedDict, total=False):
-    """The fields of `Drafting`, as keyword arguments."""
+    """The fields of `Drafting` but the costs, as keyword arguments."""
 
     gamma: int | None
     policy: Policy | str | None
-    costs: Costs | None
     tree: Shape | str | None
     rule: AcceptanceRule | str | None
     passes: Sequence[int]
@@ -92,6 +92,12 @@ class Drafting:
     def shape(self) -> Shape:
         """The shape of drafts; ValueError if there is none of its name."""
         return trees.parse(self.tree)
+
+    @property
+    def depth(self) -> int:
+        """The longest chain or path of tokens that a round may draft."""
+        gamma = GAMMA if self.gamma is None else self.gamma
+        return getattr(self.shape, "depth", gamma)
 
     def given(self) -> dict[str, Any]:
         """The fields of `Drafting` that are not its defaults."""

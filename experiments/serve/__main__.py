@@ -104,12 +104,14 @@ def running(on: Study, method: Method, requests: Sequence[Request], at_once: int
     return Running(
         method,
         on.target,
+        decoding.Run(
+            on.config.max_new_tokens,
+            jax.random.key(on.config.seed),
+            names=(on.config.target, "draft"),
+        ),
         rows=on.config.batch_size,
         width=decoding.common_width([request.ids for request in requests]),
-        max_new_tokens=on.config.max_new_tokens,
-        key=jax.random.key(on.config.seed),
         at_once=at_once,
-        names=(on.config.target, "draft"),
     )
 
 

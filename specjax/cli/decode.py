@@ -47,6 +47,7 @@ that of one process. A mesh over the devices of all also needs --coordinator=HOS
 """
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -197,22 +198,14 @@ def decode_texts(
     done = total - len(output.missing) if group.count == 1 else 0
     log = outputs.open_log(config, args, done)
     logs = log is not None or bool(args.format)
-    events = decoding.as_they_end(
-        method,
-        target,
-        texts,
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        samples=config.samples,
-        batch_size=config.batch_size,
-        max_source_len=config.max_source_len or None,
+    run = dataclasses.replace(
+        defaults.run_of(config),
         only=output.missing,
-        names=(config.target, config.draft),
-        carry=config.carry,
         eager=args.follow,
         every=following.ROUNDS if args.follow else 0,
-        logs=logs and pairs.with_draft(config) and pairs.is_chain(config),
+        log_rounds=logs and pairs.with_draft(config) and pairs.is_chain(config),
     )
+    events = decoding.as_they_end(method, target, texts, run)
     if args.follow:
         events = following.follow(events, Console(stderr=True))
     rows = decoding.in_order(lines.timed(events), config.samples, output.missing)

@@ -28,6 +28,7 @@ from specjax.decoding.methods import (
 )
 from specjax.decoding.outputs import check_finite, read_rows, rows_of, text_of
 from specjax.decoding.programs import Programs, compiled, needed
+from specjax.decoding.run import Run
 from specjax.decoding.running import Running
 from specjax.decoding.starting import Request, prepare
 from specjax.decoding.streaming import as_they_end, at_once, decoded, in_order, stream
@@ -43,6 +44,7 @@ from specjax.decoding.texts import (
 __all__ = [
     "Programs",
     "Request",
+    "Run",
     "Running",
     "as_they_end",
     "at_once",

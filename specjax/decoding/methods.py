@@ -9,7 +9,6 @@ from specjax import drafters
 from specjax.autoregressive import Autoregressive
 from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.contracts import check_part
-from specjax.defaults import GAMMA
 from specjax.drafters import attached, sharing
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.drafters.branching import branches
@@ -69,9 +68,10 @@ def with_draft(
     target: Checkpoint, draft: Checkpoint | Drafter | str, drafting: Drafting, sampling: Sampling
 ) -> Speculative | TreeSpeculative:
     """Build a loop with a draft. Checks that the pair fits, and for a tree that both can branch."""
-    shape, gamma = drafting.shape, GAMMA if drafting.gamma is None else drafting.gamma
+    shape, depth = drafting.shape, drafting.depth
     target_model, drafter = pair(target, draft, check_tokens=drafting.check_tokens)
     parts: dict[str, Any] = {
+        "policy": constant(depth),
         "target": target_model,
         "drafter": drafter,
         "rule": _rule(drafting.rule),
@@ -81,10 +81,10 @@ def with_draft(
     }
     made: Speculative | TreeSpeculative
     if isinstance(shape, Chain):
-        made = Speculative(**parts, policy=constant(gamma), gamma_max=gamma)
+        made = Speculative(**parts, gamma_max=depth)
     else:
         check_branches(target.name, target_model, drafter, shape)
-        made = TreeSpeculative(**parts, policy=constant(shape.depth), shape=shape)
+        made = TreeSpeculative(**parts, shape=shape)
     return made if drafting.policy is None else with_policy(made, _policy(drafting))
 
 
@@ -267,6 +267,6 @@ def check_carry(method: Method) -> None:
     if not (policy and policy.carries) and not (drafter and carries(drafter)):
         of = f"{type(policy).__name__} learns nothing" if policy else "plain decoding has no policy"
         raise ValueError(
-            f"carry=True: {of} that later inputs could begin with. Leave it out, or take a policy "
-            'such as "goodput".'
+            f"carry_state=True: {of} that later inputs could begin with. Leave it out, or take a "
+            'policy such as "goodput".'
         )

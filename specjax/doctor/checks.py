@@ -19,11 +19,11 @@ from jax import Array
 from jax.sharding import Mesh
 from jaxtyping import Key
 
-from specjax import checkpoints, decoding, drafters, formulas, policies, results, trees
+from specjax import checkpoints, decoding, drafters, formulas, policies, results
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.checkpoints.compatibility import compare, shared_ids
-from specjax.defaults import BATCH_SIZE, GAMMA, NEW_TOKENS
+from specjax.defaults import BATCH_SIZE, NEW_TOKENS
 from specjax.devices import device_of
 from specjax.doctor import distributions, verdicts
 from specjax.doctor.verdicts import Finding
@@ -38,8 +38,8 @@ from specjax.policies import Costs
 from specjax.results import Result, Row
 from specjax.rules import exactness, remark
 from specjax.sampling import Greedy, Sampling, as_key, as_sampling, key_for
+from specjax.settings import Drafting
 from specjax.speculative import Speculative
-from specjax.trees import Shape
 from specjax.trees.speculative import TreeSpeculative
 from specjax.types import Text
 
@@ -76,16 +76,12 @@ class Plan:
     cache: str | None = None
     mesh: Mesh | str | None = None
     replicate_draft: bool = True
-    gamma: int = GAMMA
-    tree: Shape | str = "chain"
+    drafting: Drafting = dataclasses.field(default_factory=Drafting)
     sampling: Sampling = dataclasses.field(default_factory=Greedy)
     max_new_tokens: int = NEW_TOKENS
     max_source_len: int | None = None
     batch_size: int = BATCH_SIZE
     key: Key[Array, ""] | int | None = None
-    check_tokens: bool = True
-    policy: str = ""
-    rule: str = ""
 
     @property
     def budget(self) -> int:
@@ -124,14 +120,12 @@ class Case:
 
     def speculative(self, sampling: Sampling) -> Speculative | TreeSpeculative:
         """Build the speculative loop."""
-        options: dict[str, Any] = {"gamma": self.plan.gamma, "tree": self.plan.tree}
-        options["check_tokens"] = self.plan.check_tokens
+        drafting = self.plan.drafting
         # The checks examine tokens, which do not depend on costs: any costs will do.
-        if self.plan.policy:
-            depth = getattr(trees.parse(self.plan.tree), "depth", self.plan.gamma)
-            options["policy"] = policies.with_any_costs(self.plan.policy, depth)
-        options["rule"] = self.plan.rule or None
-        return decoding.build(self.target, self.draft, sampling=sampling, **options)
+        if isinstance(drafting.policy, str) and drafting.costs is None:
+            policy = policies.with_any_costs(drafting.policy, drafting.depth)
+            drafting = dataclasses.replace(drafting, policy=policy)
+        return decoding.build(self.target, self.draft, drafting, sampling=sampling)
 
     def autoregressive(self, sampling: Sampling) -> Autoregressive:
         """Build plain decoding."""
@@ -243,7 +237,7 @@ def tokenizer(case: Case) -> Finding:
 def compatibility(case: Case) -> Finding:
     """Check that the draft reads and writes the target's ids."""
     if isinstance(case.draft, Checkpoint):
-        checks = compare(case.target, case.draft, tokens=case.plan.check_tokens)
+        checks = compare(case.target, case.draft, tokens=case.plan.drafting.check_tokens)
         return verdicts.compatibility(checks, shared_ids(case.target, case.draft))
     case.speculative(Greedy())  # refuses a drafter of more ids
     return verdicts.sizes(case.draft.vocab_size, case.target.model.vocab_size)
@@ -399,7 +393,7 @@ def _draws(case: Case, method, index: int) -> Iterator[Row]:
         method,
         [case.plan.texts[index]],
         max_new_tokens=LAW_TOKENS,
-        samples=DRAWS,
+        num_samples=DRAWS,
         batch_size=DRAW_BATCH,
     )
     for row in rows:

@@ -137,7 +137,7 @@ def replay(
         they are 0 or 1; for a drafter that `guesses` they were settled in recording.
       at_once: policies side by side, which memory bounds.
       carry: replay outputs one after the other, each beginning with what policies learned before
-        it, as `generate(..., batch_size=1, carry=True)`.
+        it, as `generate(..., batch_size=1, carry_state=True)`.
 
     Raises:
       ValueError: a policy that reads what was not recorded, or that reads its batch.

@@ -12,6 +12,9 @@ DRAFTING = {
     "budget": "a verify budget is a policy: give policy=….",
     "sizes": POSITIONS,
     "widths": POSITIONS,
+    "samples": "`generate` has num_samples.",
+    "rounds": "`generate` has log_rounds.",
+    "carry": "`generate` has carry_state.",
 }
 
 

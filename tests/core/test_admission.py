@@ -16,6 +16,7 @@ import test_loops
 from specjax import decoding, loop
 from specjax.checkpoints import Checkpoint
 from specjax.decoding import Request, Running, streaming
+from specjax.decoding.run import Run
 from specjax.drafters import ngram
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.switch import switch
@@ -96,11 +97,10 @@ def batches(method, target, size=3, **options) -> list[Row]:
 
 def in_order(method, target, order, rows=3, every=0, at_once=1) -> list[Row]:
     """Rows by input, of requests that are admitted in another order."""
-    running = Running(
-        method, target, rows=rows, width=16, max_new_tokens=BUDGET, key=KEY, at_once=at_once
-    )
+    run = Run(BUDGET, KEY, every=every, eager=every > 0)
+    running = Running(method, target, run, rows=rows, width=16, at_once=at_once)
     requests = [Request(i, 0, IDS[i], BUDGETS[i]) for i in order]
-    found = decoding.decoded(running, requests, every > 0, every)
+    found = decoding.decoded(running, requests)
     return sorted((row for row in found if isinstance(row, Row)), key=lambda row: row.index)
 
 
@@ -141,11 +141,11 @@ def test_greedy_rows_and_any_number_of_them():
 def test_samples_and_a_later_beginning():
     """Draws of one input are rows of their own, also where noise goes by position."""
     method, target = made("plain, gumbel")
-    expected = batches(method, target, samples=3)
+    expected = batches(method, target, num_samples=3)
     assert len({tuple(row.tokens) for row in expected[:3]}) > 1
-    assert stream(method, target, samples=3) == expected
-    assert stream(method, target, samples=3, only=range(7, len(expected))) == expected[7:]
-    assert stream(method, target, samples=3, only=[]) == []
+    assert stream(method, target, num_samples=3) == expected
+    assert stream(method, target, num_samples=3, only=range(7, len(expected))) == expected[7:]
+    assert stream(method, target, num_samples=3, only=[]) == []
 
 
 # Each is what some row reads before it writes.
@@ -205,7 +205,8 @@ def test_nothing_compiles_again(draft):
         settings = {"max_new_tokens": BUDGET, "key": jax.random.key(seed), "width": 16}
         chosen = Sampling(temperature)
         method = decoding.build(target, draft, gamma=3, sampling=chosen)
-        found = decoding.as_they_end(method, target, texts, batch_size=3, **settings | options)
+        run = Run(batch_size=3, **{"eager": True} | settings | options)
+        found = decoding.as_they_end(method, target, texts, run)
         assert sum(isinstance(one, Row) for one in found) == len(texts)
 
     for program in (loop.start, loop.decode, loop.admit):
@@ -248,7 +249,8 @@ def test_rows_are_handed_out_as_they_end():
     in round 4, and so on; the second ends with the last of them, in round 9."""
     method = decoding.plain(dataclasses.replace(COUNT, eos_ids=(9,)), Sampling(0.0))
     options = {"max_new_tokens": 9, "key": KEY, "batch_size": 2, "budgets": [3, 9, 3, 1, 2]}
-    events = list(decoding.as_they_end(method, COUNT, [[0]] * 5, every=2, **options))
+    run = Run(every=2, eager=True, **options)
+    events = list(decoding.as_they_end(method, COUNT, [[0]] * 5, run))
     rows = [event.index for event in events if isinstance(event, Row)]
     assert sorted(rows) == [0, 1, 2, 3, 4]
     assert rows[:3] == [0, 2, 3]
@@ -301,7 +303,7 @@ def test_blank_inputs_hold_no_row():
     texts = [[], [1], [2], [], [3], [4]]
     options = {"max_new_tokens": 6, "key": KEY, "batch_size": 2}
     with pytest.warns(UserWarning, match=r"2 empty input\(s\)"):
-        ended = list(decoding.as_they_end(method, target, texts, **options))
+        ended = list(decoding.as_they_end(method, target, texts, Run(eager=True, **options)))
     with pytest.warns(UserWarning, match=r"2 empty input\(s\)"):
         rows = list(decoding.stream(method, target, texts, **options))
     assert [row.index for row in ended[:2]] == [0, 3]
@@ -314,9 +316,8 @@ def test_rows_that_are_named_twice(batch_size):
     """They are decoded once and come twice, each time at their place."""
     method, options = decoding.plain(COUNT, Sampling(0.0)), {"max_new_tokens": 6, "key": KEY}
     texts, only = [[0], [2], [4]], [2, 0, 0, 1, 2]
-    ended = decoding.as_they_end(
-        method, COUNT, texts, only=only, batch_size=batch_size, eager=False, **options
-    )
+    run = Run(only=only, batch_size=batch_size, **options)
+    ended = decoding.as_they_end(method, COUNT, texts, run)
     rows = list(ended)
     assert sorted(row.index for row in rows) == [0, 1, 2]
     for order in (rows, rows[::-1]):
@@ -341,6 +342,6 @@ def test_a_fault_of_a_model_is_named_when_it_comes():
 def test_too_many_requests():
     """There is no place for them."""
     method, target = made("plain")
-    running = Running(method, target, rows=2, width=16, max_new_tokens=4, key=KEY)
+    running = Running(method, target, Run(4, KEY), rows=2, width=16)
     with pytest.raises(ValueError, match="3 requests are too many for 2 free rows"):
         running.admit([Request(i, 0, [1], 4) for i in range(3)])

@@ -452,7 +452,7 @@ def test_what_is_timed(pair, monkeypatch):
     assert all(0 < share < 1 for share in shares)
     ((accepted, tested),) = told
     real = generate(pair.target, pair.draft, TEXTS[:3], max_new_tokens=12, gamma=3,
-                    policy=Always(jnp.int32(2)), rounds=True)  # fmt: skip
+                    policy=Always(jnp.int32(2)), log_rounds=True)  # fmt: skip
     assert accepted.tolist() == [row.accepted for row in real.rows]
     rejected = [0, 0, 0]
     for round_ in real.rounds:

@@ -156,7 +156,7 @@ def test_rows_depend_neither_on_the_batch_nor_on_its_size(pair, speculates):
 @pytest.mark.sweep
 def test_samples_come_in_order_and_do_not_shift_one_another(pair):
     one = sample(pair.target, pair.draft, TEXTS)
-    three = sample(pair.target, pair.draft, TEXTS, samples=3)
+    three = sample(pair.target, pair.draft, TEXTS, num_samples=3)
     assert label(three) == list(itertools.product(range(8), range(3)))
     assert [row for row in three.rows if row.sample == 0] == one.rows
     assert len({tuple(row) for row in three.tokens}) == 24
@@ -166,7 +166,7 @@ def test_samples_come_in_order_and_do_not_shift_one_another(pair):
 def test_a_stream_may_begin_later(pair):
     """What comes first is left out, and nothing else changes."""
     method = decoding.build(pair.target, None, gamma=1, sampling=specjax.sampling.Sampling(1.0))
-    options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "samples": 2}
+    options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "num_samples": 2}
     rows = functools.partial(decoding.stream, method, pair.target, TEXTS, **options)
     assert list(rows(only=range(3, 16))) == list(rows())[3:]
     assert list(rows(only=[1, 14, 6])) == [list(rows())[number] for number in (1, 14, 6)]
@@ -285,10 +285,10 @@ def test_ids_past_the_tokenizers_are_never_emitted(pair):
         ({"draft": PromptLookup}, "draft=<class .* is a class: give what it makes, a checkpoint,"),
         ({"target": "x"}, "target='x' must be a checkpoint, as specjax.load and specjax.wrap"),
         ({"target": None, "draft": None}, "target=None must be a checkpoint"),
-        ({"rounds": "False"}, "rounds='False' must be True or False"),
-        ({"carry": []}, r"carry=\[\] must be True or False"),
+        ({"log_rounds": "False"}, "log_rounds='False' must be True or False"),
+        ({"carry_state": []}, r"carry_state=\[\] must be True or False"),
         ({"check_tokens": "False"}, "check_tokens='False' must be True or False"),
-        ({"samples": 0}, "samples=0 must be a whole number ≥ 1"),
+        ({"num_samples": 0}, "num_samples=0 must be a whole number ≥ 1"),
         ({"batch_size": 0}, "batch_size=0 must be a whole number ≥ 1"),
     ],
 )

@@ -21,6 +21,7 @@ from specjax.drafters.switch import switch
 from specjax.pytrees import pytree
 from specjax.replay import rollouts
 from specjax.sampling import Sampling
+from specjax.settings import Drafting
 from specjax.support import files
 from specjax.testing.enumeration import output_distribution
 from specjax.trees import fixed
@@ -83,7 +84,9 @@ def test_what_takes_a_draft_takes_its_name(pair, tmp_path):
     config = ml_collections.ConfigDict({"target": pair.target.name, "dtype": "", "drafts": ()})
     study = Study(config, files.Rows(tmp_path / "results.jsonl"))
     assert study.draft("lookup(max_ngram=2)") == lookup
-    plan = doctor.Plan(pair.target.name, "lookup", texts=TEXTS, max_new_tokens=24, gamma=3)
+    plan = doctor.Plan(
+        pair.target.name, "lookup", texts=TEXTS, max_new_tokens=24, drafting=Drafting(3)
+    )
     left_out = ("draws", "speed", "speedup")  # which take long to compile
     chosen = [check for check in doctor.CHECKS if check.name not in left_out]
     found = {finding.name: finding for finding in doctor.examine(plan, chosen)}
@@ -178,6 +181,6 @@ def test_what_five_functions_leave_out():
     trace = rollouts.record(target, drafter, [[1]], plain.tokens, **how)
     assert trace.length[0, 0] == 2
     with pytest.raises(ValueError, match="Constant learns nothing"):
-        specjax.generate(target, drafter, [[1]], carry=True)
+        specjax.generate(target, drafter, [[1]], carry_state=True)
     with pytest.raises(ValueError, match=r"draft=.* must be a checkpoint, a drafter"):
         specjax.generate(target, Sampling(0.0), [[1]])

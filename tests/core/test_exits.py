@@ -20,6 +20,7 @@ from specjax.models import table
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.memory import nbytes, temporaries
 from specjax.sampling import Sampling, row_keys
+from specjax.settings import Drafting
 from table_models import inputs_of
 from tiny_models import FAMILIES, random_model
 
@@ -236,7 +237,7 @@ def test_by_name():
 @pytest.mark.parametrize("name", ["early_exit(layers=2)", "frequent(draft='early_exit(layers=1)')"])
 def test_the_doctor_looks_at_them(name):
     """From outlines, then loaded for real."""
-    plan = doctor.Plan(PARSE, name, texts=["parse: x = 1"], max_new_tokens=8, gamma=2)
+    plan = doctor.Plan(PARSE, name, texts=["parse: x = 1"], max_new_tokens=8, drafting=Drafting(2))
     wanted = ("target files", "draft files", "tokenizer", "compatibility", "weights")
     checks = [check for check in doctor.CHECKS if check.name in wanted]
     found = {finding.name: finding for finding in doctor.examine(plan, checks)}

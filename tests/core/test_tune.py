@@ -360,15 +360,13 @@ def test_whatever_draws_asks_for_a_sampling_and_a_key(pair, function, how, messa
 
 WAY = (
     generation.generate,
-    generation.stream,
     generation._decode,
     decoding.build,
     decoding.tuned,
     decoding.build,
     decoding.branching,
     decoding.as_they_end,
-    streaming.admitted,
-    streaming.whole_batches,
+    streaming.groups,
     running.Running.__init__,
     running.Running.admit,
     starting.start,
@@ -388,7 +386,13 @@ def test_arguments_go_by_name_from_generate_to_the_loop(function):
     assert not {"locals", "inspect"} & {one.id for one in nodes if isinstance(one, ast.Name)}
 
 
-def test_stream_takes_what_generate_takes():
-    both = [dict(inspect.signature(one).parameters) for one in (specjax.generate, specjax.stream)]
-    assert both[1].pop("every").default == 0
-    assert list(map(str, both[0].values())) == list(map(str, both[1].values()))
+def test_stream_takes_what_generate_takes(pair):
+    """By the same names and types; each goes to one of the values that a run is made of."""
+    found = list(inspect.signature(specjax.generate).parameters.items())[3:]
+    known = generation.Shorthand.__annotations__
+    assert {name: one.annotation for name, one in found} == known
+    with pytest.raises(TypeError, match="no argument gama"):
+        specjax.stream(pair.target, pair.draft, TEXTS, gama=3)
+    for old in ("samples", "rounds", "carry"):
+        with pytest.raises(ValueError, match=f"no argument {old}: `generate` has .*{old}"):
+            specjax.generate(pair.target, pair.draft, TEXTS, **{old: 1})

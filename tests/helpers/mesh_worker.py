@@ -25,6 +25,7 @@ from flax import nnx
 from specjax import checkpoints, decoding, drafters, loop
 from specjax.checkpoints import Checkpoint, safetensors_files
 from specjax.decoding import methods
+from specjax.decoding.run import Run
 from specjax.models import sharding
 from specjax.models.gpt import GPTConfig
 from specjax.models.language_model import LanguageModel
@@ -139,9 +140,8 @@ def admitted(directory, kind, *, mesh, temperature, draft="draft"):
     place = directory / kind / draft
     chosen = drafters.load(str(place) if place.is_dir() else draft, target)
     method = decoding.build(target, chosen, gamma=3, sampling=Sampling(temperature))
-    rows = decoding.as_they_end(
-        method, target, SOURCES, max_new_tokens=LIMIT, key=jax.random.key(7), batch_size=2
-    )
+    run = Run(LIMIT, jax.random.key(7), batch_size=2)
+    rows = decoding.as_they_end(method, target, SOURCES, run)
     return {row.index: row.tokens for row in rows}
 
 

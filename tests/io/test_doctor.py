@@ -25,8 +25,10 @@ from specjax.pytrees import pytree
 from specjax.results import Row
 from specjax.rules import Token
 from specjax.sampling import Sampling, argmax
+from specjax.settings import Drafting
 
 NAMES = [check.name for check in doctor.CHECKS]
+FIELDS = {field.name for field in dataclasses.fields(Drafting)}
 DRAWN = {"sampling": Sampling(0.3), "key": 0}
 LAST = NAMES[NAMES.index("outputs") :]  # what needs a pair that decodes
 
@@ -39,7 +41,9 @@ def few_draws(monkeypatch):
 
 def examine(target, draft, *, names=NAMES, **options) -> dict[str, doctor.Finding]:
     """All findings, or those of some checks."""
-    plan = {"texts": TEXTS, "max_new_tokens": 24, "gamma": 3} | options
+    chain = {} if "tree" in options else {"gamma": 3}
+    fields = chain | {name: options.pop(name) for name in FIELDS & options.keys()}
+    plan = {"texts": TEXTS, "max_new_tokens": 24, "drafting": Drafting(**fields)} | options
     chosen = [check for check in doctor.CHECKS if check.name in names]
     found = list(doctor.examine(doctor.Plan(str(target), str(draft), **plan), chosen))
     assert [finding.name for finding in found] == list(names)
@@ -503,7 +507,7 @@ def test_nothing_follows_from_timings_in_doubt(pair, monkeypatch):
     """A draft step of 2.9 target steps by a smaller model, and a pass that takes less than one
     position: they are taken again, and then no speedup is named. On a busy machine neither."""
     wrong, fine = Costs(2.919, [0.37] * 4), Costs(0.1, [1.2] * 4)
-    plan = doctor.Plan(pair.target.name, pair.draft.name, gamma=3, max_new_tokens=4)
+    plan = doctor.Plan(pair.target.name, pair.draft.name, drafting=Drafting(3), max_new_tokens=4)
     case = checks.Case(plan)
     case.target, case.draft = pair.target, pair.draft
     case.sources, case.rows, case.alpha = [[3, 1]], [], 0.9
