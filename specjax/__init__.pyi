@@ -9,12 +9,15 @@ from . import (
     measure as measure,
     models as models,
     policies as policies,
+    results as results,
+    rounds as rounds,
     rules as rules,
     sampling as sampling,
     speculative as speculative,
     testing as testing,
     trees as trees,
     tuning as tuning,
+    types as types,
 )
 from .checkpoints import (
     Checkpoint as Checkpoint,
