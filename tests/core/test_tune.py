@@ -361,10 +361,7 @@ def test_whatever_draws_asks_for_a_sampling_and_a_key(pair, function, how, messa
 WAY = (
     generation.generate,
     generation._decode,
-    decoding.build,
-    decoding.tuned,
-    decoding.build,
-    decoding.branching,
+    decoding.with_draft,
     decoding.as_they_end,
     streaming.groups,
     running.Running.__init__,
