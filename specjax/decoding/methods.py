@@ -68,23 +68,16 @@ def with_draft(
     target: Checkpoint, draft: Checkpoint | Drafter | str, drafting: Drafting, sampling: Sampling
 ) -> Speculative | TreeSpeculative:
     """Build a loop with a draft. Checks that the pair fits, and for a tree that both can branch."""
-    shape, depth = drafting.shape, drafting.depth
-    target_model, drafter = pair(target, draft, check_tokens=drafting.check_tokens)
-    parts: dict[str, Any] = {
-        "policy": constant(depth),
-        "target": target_model,
-        "drafter": drafter,
-        "rule": _rule(drafting.rule),
-        "sampling": sampling,
-        "eos_ids": jnp.asarray(target.eos_ids, jnp.int32),
-        "passes": drafting.passes,
-    }
+    shape, depth, passes = drafting.shape, drafting.depth, drafting.passes
+    model, drafter = pair(target, draft, check_tokens=drafting.check_tokens)
+    rule, policy = _rule(drafting.rule), constant(depth)
+    eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
     made: Speculative | TreeSpeculative
     if isinstance(shape, Chain):
-        made = Speculative(**parts, gamma_max=depth)
+        made = Speculative(model, drafter, rule, policy, sampling, eos_ids, depth, passes)
     else:
-        check_branches(target.name, target_model, drafter, shape)
-        made = TreeSpeculative(**parts, shape=shape)
+        check_branches(target.name, model, drafter, shape)
+        made = TreeSpeculative(model, drafter, rule, policy, sampling, eos_ids, shape, passes)
     return made if drafting.policy is None else with_policy(made, _policy(drafting))
 
 
