@@ -52,6 +52,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -68,6 +69,7 @@ from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import formats
 from specjax.models import meshes
+from specjax.results import Progress, Row
 from specjax.settings import Settings
 from specjax.support import command_line, compilation_cache, files, processes, runs
 from specjax.support.processes import Group
@@ -198,16 +200,7 @@ def decode_texts(
     done = total - len(output.missing) if group.count == 1 else 0
     log = outputs.open_log(config, args, done)
     logs = log is not None or bool(args.format)
-    run = dataclasses.replace(
-        defaults.run_of(config),
-        only=output.missing,
-        eager=args.follow,
-        every=following.ROUNDS if args.follow else 0,
-        log_rounds=logs and pairs.with_draft(config) and pairs.is_chain(config),
-    )
-    events = decoding.as_they_end(method, target, texts, run)
-    if args.follow:
-        events = following.follow(events, Console(stderr=True))
+    events = decoded(method, target, texts, args, config, output.missing, logs)
     rows = decoding.in_order(lines.timed(events), config.samples, output.missing)
     begin, compiling = time.perf_counter(), compilation_cache.Watch()
     counts, lengths, tested = np.zeros(5, int), np.zeros(1, int), np.zeros(1, int)
@@ -245,6 +238,27 @@ def decode_texts(
         print("Nothing is compared: no draft is used, so both methods are the same.", file=beside)
     elif draft is not None and (remark := rules.remark(method.rule, method.sampling)):
         print(f"{remark}.", file=beside)
+
+
+def decoded(
+    method: Method,
+    target: Checkpoint,
+    texts: list[str],
+    args,
+    config,
+    only: Sequence[int],
+    logs: bool,
+) -> Iterator[Row | Progress]:
+    """Decode the missing rows, and show them with --follow. Rounds are logged only of chains."""
+    run = dataclasses.replace(
+        defaults.run_of(config),
+        only=only,
+        eager=args.follow,
+        every=following.ROUNDS if args.follow else 0,
+        log_rounds=logs and pairs.with_draft(config) and pairs.is_chain(config),
+    )
+    events = decoding.as_they_end(method, target, texts, run)
+    return following.follow(events, Console(stderr=True)) if args.follow else events
 
 
 def build(

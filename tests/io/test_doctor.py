@@ -15,9 +15,10 @@ import command_line
 import gpt_variants
 import reference
 from pairs import TEXTS
-from specjax import autoregressive, doctor, loop
+from specjax import autoregressive, decoding, doctor, loop
 from specjax.checkpoints.compatibility import Check
 from specjax.doctor import checks, distributions, verdicts
+from specjax.doctor.case import Case
 from specjax.measure.metrics import Alpha
 from specjax.models.memory import Need
 from specjax.policies import Costs
@@ -315,9 +316,9 @@ class KeepsEveryDraft(Token):
 def test_a_rule_and_a_policy_of_ones_own(pair, monkeypatch):
     """A rule that lies fails; one that says that it is not exact is not judged."""
     made = []
-    build = checks.decoding.build
+    build = decoding.build
     monkeypatch.setattr(
-        checks.decoding, "build", lambda *pair, **all_: made.append(all_) or build(*pair, **all_)
+        decoding, "build", lambda *how, **all_: made.append(how[2]) or build(*how, **all_)
     )
     names = [*NAMES[: NAMES.index("weights") + 1], "draws"]
     given = {"names": names, "policy": "svip(threshold=9.0)"} | DRAWN
@@ -327,7 +328,7 @@ def test_a_rule_and_a_policy_of_ones_own(pair, monkeypatch):
     found = examine(*directories, rule="typical", **given | {"policy": "goodput"})["draws"]
     assert found.verdict == "skip"
     assert "not exact" in found.seen
-    assert {type(one["policy"]).__name__ for one in made} == {"Svip", "Goodput"}
+    assert {type(one.policy).__name__ for one in made} == {"Svip", "Goodput"}
 
 
 @pytest.mark.slow
@@ -372,7 +373,7 @@ def test_entropies():
 
 def test_the_distribution_of_two_tokens(pair):
     """It sums to one; first tokens that end a row, or are not likely, stand alone."""
-    case = checks.Case(doctor.Plan(pair.target.name, pair.draft.name, TEXTS))
+    case = Case(doctor.Plan(pair.target.name, pair.draft.name, TEXTS))
     case.target, case.draft = pair.target, pair.draft
     source = pair.target.tokenizer(TEXTS[0])["input_ids"]
     method = case.speculative(Sampling())
@@ -508,7 +509,7 @@ def test_nothing_follows_from_timings_in_doubt(pair, monkeypatch):
     position: they are taken again, and then no speedup is named. On a busy machine neither."""
     wrong, fine = Costs(2.919, [0.37] * 4), Costs(0.1, [1.2] * 4)
     plan = doctor.Plan(pair.target.name, pair.draft.name, drafting=Drafting(3), max_new_tokens=4)
-    case = checks.Case(plan)
+    case = Case(plan)
     case.target, case.draft = pair.target, pair.draft
     case.sources, case.rows, case.alpha = [[3, 1]], [], 0.9
     asked, told, load = [], [], 0.1
