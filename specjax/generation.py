@@ -8,8 +8,11 @@ from typing import Any, TypeVar, Unpack
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, drafters
+from specjax import drafters
+from specjax.decoding import building, streaming
+from specjax.decoding.conditions import conditions
 from specjax.decoding.run import Run
+from specjax.decoding.texts import check_texts
 from specjax.defaults import BATCH_SIZE, NEW_TOKENS, TEMPERATURE, TOP_K, TOP_P
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
@@ -114,7 +117,7 @@ def generate(
     key = key_for(chosen, key)
     run = Run(max_new_tokens, key, num_samples, batch_size, max_source_len, log_rounds, carry_state)
     events, method = _decode(target, draft, texts, _beside(settings, given), chosen, run)
-    rows = list(decoding.in_order(events, num_samples))
+    rows = list(streaming.in_order(events, num_samples))
     return Result(rows, draft is None or exactness(method.rule, method.sampling))
 
 
@@ -184,14 +187,14 @@ def _decode(
     run: Run,
 ) -> tuple[Iterator[Row | Progress], Method]:
     """Return an iterator of rows as they end, and the method that decodes them."""
-    decoding.check_texts(texts)
-    method = decoding.build(target, draft, drafting, sampling=sampling)
+    check_texts(texts)
+    method = building.build(target, draft, drafting, sampling=sampling)
     names = target.name, "" if draft is None else drafters.name_of(draft)
     run = dataclasses.replace(run, names=names)
-    events = decoding.as_they_end(method, target, texts, run)
+    events = streaming.as_they_end(method, target, texts, run)
     if isinstance(drafting, Settings) and len(texts):
         rows = min(run.batch_size, len(texts) * run.num_samples)
-        used = decoding.conditions(method, target, draft, rows, run.max_new_tokens)
+        used = conditions(method, target, draft, rows, run.max_new_tokens)
         drafting.warn_of_other_use(used)
     return events, method
 
@@ -199,7 +202,7 @@ def _decode(
 def _beside(settings: Drafting | None, given: Drafting) -> Drafting:
     """How to draft: by the settings, or by the arguments that these replace; not by both."""
     if settings is None:
-        decoding.check_depth(given)
+        building.check_depth(given)
         return given
     if not isinstance(settings, Drafting):
         raise ValueError(

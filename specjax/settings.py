@@ -159,7 +159,7 @@ class Settings(Drafting):
     """The findings of `tune` in words, with the reasons for these settings."""
     tuned_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Models, dtype, device, sampling, batch size and limit that `tune` measured with, as
-    `decoding.conditions` describes them; empty: not known."""
+    `decoding.conditions.conditions` describes them; empty: not known."""
 
     min_gamma: ClassVar[int] = 0
 

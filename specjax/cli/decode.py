@@ -60,11 +60,13 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from specjax import decoding, rules
+from specjax import rules
 from specjax.checkpoints import Checkpoint
 from specjax.cli import defaults, hosts, inputs, outputs, pairs, summary
 from specjax.cli import follow as following
 from specjax.cli.lines import Lines
+from specjax.decoding import building, streaming
+from specjax.decoding.conditions import conditions
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import formats
@@ -201,7 +203,7 @@ def decode_texts(
     log = outputs.open_log(config, args, done)
     logs = log is not None or bool(args.format)
     events = decoded(method, target, texts, args, config, output.missing, logs)
-    rows = decoding.in_order(lines.timed(events), config.samples, output.missing)
+    rows = streaming.in_order(lines.timed(events), config.samples, output.missing)
     begin, compiling = time.perf_counter(), compilation_cache.Watch()
     counts, lengths, tested = np.zeros(5, int), np.zeros(1, int), np.zeros(1, int)
     bar = command_line.Steps(
@@ -257,7 +259,7 @@ def decoded(
         every=following.ROUNDS if args.follow else 0,
         log_rounds=logs and pairs.with_draft(config) and pairs.is_chain(config),
     )
-    events = decoding.as_they_end(method, target, texts, run)
+    events = streaming.as_they_end(method, target, texts, run)
     return following.follow(events, Console(stderr=True)) if args.follow else events
 
 
@@ -278,7 +280,7 @@ def build(
     method = pairs.method_of(config, target, draft, tuned)
     if tuned is not None:
         rows = min(config.batch_size, len(texts) * config.samples)
-        used = decoding.conditions(method, target, draft, rows, config.max_new_tokens)
+        used = conditions(method, target, draft, rows, config.max_new_tokens)
         tuned.warn_of_other_use(used)
     pairs.check_memory(config, texts, target, method)
     measures = tuned is None and pairs.lacks_costs(config)
@@ -289,7 +291,7 @@ def build(
         )
     if measures:
         method = pairs.with_costs(method, target, texts, config)
-    if group.count > 1 and not together and decoding.reads_batch(method):
+    if group.count > 1 and not together and building.reads_batch(method):
         raise ValueError(
             f"--config.policy={config.policy} reads its batch, which several processes would cut "
             "otherwise than one: take another policy, or one process."
@@ -297,7 +299,7 @@ def build(
     if measures and not (config.carry or config.rounds_file):
         method = pairs.chosen(method, target, texts, config)
     if config.carry:
-        decoding.check_carry(method)
+        building.check_carry(method)
     return method
 
 

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from specjax.decoding.methods import check_carry, check_log, reads_batch
+from specjax.decoding.building import check_carry, check_log, reads_batch
 from specjax.decoding.outputs import Shown, progress_of, rows_of
 from specjax.decoding.run import Run
 from specjax.decoding.running import Running

@@ -9,9 +9,11 @@ from jax import Array
 from jax.sharding import Mesh
 from jaxtyping import Key
 
-from specjax import decoding, policies
+from specjax import policies
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
+from specjax.decoding import building, streaming
+from specjax.decoding.texts import common_width
 from specjax.defaults import BATCH_SIZE, NEW_TOKENS
 from specjax.doctor import distributions
 from specjax.drafters.base import Drafter
@@ -99,7 +101,7 @@ class Case:
         if isinstance(drafting.policy, str) and drafting.costs is None:
             policy = policies.with_any_costs(drafting.policy, drafting.depth)
             drafting = dataclasses.replace(drafting, policy=policy)
-        return decoding.build(self.target, self.draft, drafting, sampling=sampling)
+        return building.build(self.target, self.draft, drafting, sampling=sampling)
 
     def autoregressive(self, sampling: Sampling) -> Autoregressive:
         """Build plain decoding."""
@@ -122,11 +124,11 @@ class Case:
             "names": (self.plan.target, self.plan.draft),
         }
         texts = self.plan.texts if texts is None else texts
-        return decoding.stream(method, self.target, texts, **settings | options)
+        return streaming.stream(method, self.target, texts, **settings | options)
 
     def over_outputs(self, model) -> list[np.ndarray]:
         """Compute (tokens, V) for each plain output: a model's logits for its tokens."""
-        width = decoding.common_width(self.sources)
+        width = common_width(self.sources)
         room = self.plan.budget + (1 if self.target.config.is_encoder_decoder else width)
         shape = distributions.Shape(width, bucket(room, smallest=32))
         pairs = zip(self.sources, self.plain, strict=True)

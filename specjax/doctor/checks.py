@@ -15,8 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import checkpoints, decoding, drafters, formulas, results
+from specjax import checkpoints, drafters, formulas, results
 from specjax.checkpoints.compatibility import compare, shared_ids
+from specjax.decoding import building
+from specjax.decoding.programs import needed
+from specjax.decoding.texts import tokenize
 from specjax.devices import device_of
 from specjax.doctor import distributions, verdicts
 from specjax.doctor.case import Case, Plan
@@ -108,7 +111,7 @@ def tokenizer(case: Case) -> Finding:
     A target without one passes if all inputs are token ids.
     """
     target = case.target
-    case.sources = decoding.tokenize(target, case.plan.texts, case.plan.max_source_len)
+    case.sources = tokenize(target, case.plan.texts, case.plan.max_source_len)
     if target.tokenizer is None:
         return Finding("tokenizer", "pass", "none: inputs are token ids")
     ids = [i for source in case.sources for i in source]
@@ -140,9 +143,9 @@ def memory(case: Case) -> Finding:
     try:
         loops: list[Any] = [(case.speculative(plan.sampling), case.target)]
     except ValueError:  # no pair: each by itself
-        loops = [(decoding.plain(c, plan.sampling), c) for c in case.checkpoints.values()]
+        loops = [(building.plain(c, plan.sampling), c) for c in case.checkpoints.values()]
     shapes = {"rows": plan.batch_size, "max_new_tokens": plan.max_new_tokens}
-    needs = [decoding.needed(method, c, longest, **shapes) for method, c in loops]
+    needs = [needed(method, c, longest, **shapes) for method, c in loops]
     device, times = sharding.held_by(case.target.model)
     free = memory_free(device)
     if free is not None and device.platform == "cpu":

@@ -219,7 +219,7 @@ def score(replayed: Replayed, rollouts: Rollouts, costs: Costs) -> Score:
 def as_decoded(policy: Policy, rollouts: Rollouts, costs: Costs) -> tuple[Policy, Costs]:
     """Choose what decodes, and its costs: the policy, or plain decoding where it prefers that.
 
-    Plain decoding appears as rounds that draft nothing (`decoding.plain_if_preferred`).
+    Plain decoding appears as rounds that draft nothing (`decoding.building.plain_if_preferred`).
     """
     rounds = int(np.max(rollouts.budget))
     if not policy.reads_batch and policy.prefers_plain(rollouts.gamma_max, rounds):

@@ -14,8 +14,7 @@ import test_replay
 import test_switch
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
-from specjax import decoding
-from specjax.decoding import starting
+from specjax.decoding import building, starting, streaming
 from specjax.decoding.starting import Past
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.choices import recent
@@ -179,11 +178,11 @@ def test_nothing_to_carry_over(pair):
 
 def test_a_run_that_was_cut_off_keeps_its_batches(pair):
     """The policy reads its batch: rows 3 and 6 of batches of 4, at temperature 1."""
-    method = decoding.build(
+    method = building.build(
         pair.target, pair.draft, gamma=3, sampling=Sampling(1.0), policy=Gossip()
     )
     rows = functools.partial(
-        decoding.stream, method, pair.target, TEXTS, max_new_tokens=16, key=jax.random.key(0),
+        streaming.stream, method, pair.target, TEXTS, max_new_tokens=16, key=jax.random.key(0),
         batch_size=4,
     )  # fmt: skip
     whole = list(rows())

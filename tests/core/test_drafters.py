@@ -13,8 +13,9 @@ import specjax
 from experiments.reproduce.study import Study
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
-from specjax import decoding, doctor, drafters
+from specjax import doctor, drafters
 from specjax.checkpoints import Checkpoint
+from specjax.decoding import building
 from specjax.drafters import ngram
 from specjax.drafters.base import proposal
 from specjax.drafters.switch import switch
@@ -164,7 +165,7 @@ def test_five_functions_are_a_drafter(how):
         if how == "switch":
             drafter = switch([drafter, ngram.PromptLookup(3)], checkpoint)
         tree = fixed(paths=((0,), (1,), (1, 0))) if how == "tree" else None
-        method = decoding.build(checkpoint, drafter, gamma=2, tree=tree, sampling=sampling)
+        method = building.build(checkpoint, drafter, gamma=2, tree=tree, sampling=sampling)
         assert method.branches == (how == "tree")
         found = output_distribution(method, inputs, 4, step=type(method).step)
         assert (

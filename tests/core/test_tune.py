@@ -14,9 +14,11 @@ import pytest
 
 import specjax
 from pairs import TEXTS
-from specjax import decoding, doctor, generation, policies
+from specjax import doctor, generation, policies
 from specjax.autoregressive import Autoregressive
-from specjax.decoding import running, starting, streaming
+from specjax.decoding import building, running, starting, streaming
+from specjax.decoding.conditions import conditions
+from specjax.decoding.texts import tokenize
 from specjax.measure import timing
 from specjax.policies import Costs
 from specjax.sampling import Greedy, Sampling
@@ -39,13 +41,13 @@ def costs(monkeypatch):
 
 def loops(monkeypatch):
     """The loops that `generate` decodes with, as they are used."""
-    used, as_they_end = [], decoding.as_they_end
+    used, as_they_end = [], streaming.as_they_end
 
     def watched(method, *args, **options):
         used.append(method)
         return as_they_end(method, *args, **options)
 
-    monkeypatch.setattr(decoding, "as_they_end", watched)
+    monkeypatch.setattr(streaming, "as_they_end", watched)
     return used
 
 
@@ -135,7 +137,7 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
     many = TEXTS[:4] * 32
     options = {"gamma": 3, "passes": (), "batch_size": 2, "max_new_tokens": 2}
     settings = specjax.tune(pair.target, pair.draft, many, **options)
-    assert tried == [(decoding.tokenize(pair.target, TEXTS[:1] * 4), 2)]
+    assert tried == [(tokenize(pair.target, TEXTS[:1] * 4), 2)]
     assert (settings.gamma, settings.policy) == ((2, None) if fixed else (3, "lookahead"))
     assert "1.50 times as fast as plain decoding, on 2 inputs that did not choose" in str(settings)
     used = loops(monkeypatch)
@@ -148,7 +150,7 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
 @pytest.mark.sweep
 def test_what_is_measured_depends_on_no_draw_of_the_run(pair, monkeypatch):
     """A policy that knew its row's α before the first round would choose by tokens to come."""
-    drawn, inner = [set(), set()], decoding.starting._row_keys
+    drawn, inner = [set(), set()], starting._row_keys
 
     def row_keys(*given):
         keys = inner(*given)
@@ -156,7 +158,7 @@ def test_what_is_measured_depends_on_no_draw_of_the_run(pair, monkeypatch):
             drawn[-1].update(tuple(key) for key in jax.random.key_data(keys).tolist())
         return keys
 
-    monkeypatch.setattr(decoding.starting, "_row_keys", row_keys)
+    monkeypatch.setattr(starting, "_row_keys", row_keys)
     options = {"sampling": Sampling(1.0), "key": 3, "max_new_tokens": 4}
     settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=2, policy="goodput", **options)
     drawn.append(set())
@@ -259,9 +261,9 @@ def test_what_a_file_of_settings_may_hold(field, values, tmp_path):
 def test_settings_of_another_use_are_named(pair):
     """Each condition that differs, once for all; a file without them says nothing."""
     run = {"max_new_tokens": 2, "batch_size": 2}
-    method = decoding.build(pair.target, pair.draft, gamma=2, sampling=Greedy())
-    same = decoding.conditions(method, pair.target, pair.draft, 2, 2)
-    assert decoding.conditions(method, pair.target, pair.draft.name, 2, 2) == same
+    method = building.build(pair.target, pair.draft, gamma=2, sampling=Greedy())
+    same = conditions(method, pair.target, pair.draft, 2, 2)
+    assert conditions(method, pair.target, pair.draft.name, 2, 2) == same
     for known in ({}, same):
         settings = Settings(2, tuned_for=known)
         specjax.generate(pair.target, pair.draft, TEXTS[:2], settings=settings, **run)
@@ -361,8 +363,8 @@ def test_whatever_draws_asks_for_a_sampling_and_a_key(pair, function, how, messa
 WAY = (
     generation.generate,
     generation._decode,
-    decoding.with_draft,
-    decoding.as_they_end,
+    building.with_draft,
+    streaming.as_they_end,
     streaming.groups,
     running.Running.__init__,
     running.Running.admit,

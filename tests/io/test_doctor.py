@@ -1,5 +1,6 @@
 """The doctor: the verdict of each check, on whole pairs of each kind of fault."""
 
+import dataclasses
 import json
 import math
 import re
@@ -15,8 +16,9 @@ import command_line
 import gpt_variants
 import reference
 from pairs import TEXTS
-from specjax import autoregressive, decoding, doctor, loop
+from specjax import autoregressive, doctor, loop
 from specjax.checkpoints.compatibility import Check
+from specjax.decoding import building
 from specjax.doctor import checks, distributions, verdicts
 from specjax.doctor.case import Case
 from specjax.measure.metrics import Alpha
@@ -316,9 +318,9 @@ class KeepsEveryDraft(Token):
 def test_a_rule_and_a_policy_of_ones_own(pair, monkeypatch):
     """A rule that lies fails; one that says that it is not exact is not judged."""
     made = []
-    build = decoding.build
+    build = building.build
     monkeypatch.setattr(
-        decoding, "build", lambda *how, **all_: made.append(how[2]) or build(*how, **all_)
+        building, "build", lambda *how, **all_: made.append(how[2]) or build(*how, **all_)
     )
     names = [*NAMES[: NAMES.index("weights") + 1], "draws"]
     given = {"names": names, "policy": "svip(threshold=9.0)"} | DRAWN

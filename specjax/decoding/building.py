@@ -68,7 +68,7 @@ def with_draft(
     target: Checkpoint, draft: Checkpoint | Drafter | str, drafting: Drafting, sampling: Sampling
 ) -> Speculative | TreeSpeculative:
     """Build a loop with a draft. Checks that the pair fits, and for a tree that both can branch."""
-    shape, depth, passes = drafting.shape, drafting.depth, drafting.passes
+    shape, depth, passes = drafting.shape, drafting.depth, tuple(drafting.passes)
     model, drafter = pair(target, draft, check_tokens=drafting.check_tokens)
     rule, policy = _rule(drafting.rule), constant(depth)
     eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
