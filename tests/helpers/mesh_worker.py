@@ -24,7 +24,7 @@ from flax import nnx
 
 from specjax import checkpoints, drafters, loop
 from specjax.checkpoints import Checkpoint, safetensors_files
-from specjax.decoding import building, methods, starting, streaming
+from specjax.decoding import building, starting, streaming
 from specjax.decoding.outputs import read_rows
 from specjax.decoding.run import Run
 from specjax.models import sharding
@@ -246,7 +246,7 @@ def refused(directory, kind, *, target, draft):
         for role, mesh in (("target", target), ("draft", draft))
     )
     try:
-        methods.pair(*both)
+        building.pair(*both)
     except ValueError as error:
         return str(error)
     return ""
