@@ -123,7 +123,7 @@ class Uncalled:
         ),
         (
             faulty("policy", carries=True, resume=lambda s, new, past, rows: rows)
-            | {"carry": True, "batch_size": 1},
+            | {"carry_state": True, "batch_size": 1},
             r"Mine\.resume returned bool\[1\] where the given state is due",
         ),
         (faulty("draft", vocab_size="x"), r"vocab_size='x' must be a whole number"),

@@ -67,7 +67,7 @@ def test_lines_are_the_rounds(policy):
 def test_generate(pair):
     """Rows as without a log; sums over rounds are the rows' own counts."""
     options = {"temperature": 1.0, "key": 0, "gamma": 3, "policy": "svip", "max_new_tokens": 16}
-    options |= {"samples": 2}
+    options |= {"num_samples": 2}
     plain = specjax.generate(pair.target, pair.draft, TEXTS, **options)
     logged = specjax.generate(pair.target, pair.draft, TEXTS, log_rounds=True, **options)
     assert (logged.tokens, plain.rounds) == (plain.tokens, [])
@@ -87,7 +87,13 @@ def test_generate(pair):
 def test_outputs_that_end_inside_a_draft(pair):
     """A draft that is its target is accepted to the end: what is drafted behind it is not tested,
     and no position has a rate below 1."""
-    options = {"temperature": 1.0, "key": 0, "samples": 2, "max_new_tokens": 16, "rounds": True}
+    options = {
+        "temperature": 1.0,
+        "key": 0,
+        "num_samples": 2,
+        "max_new_tokens": 16,
+        "log_rounds": True,
+    }
     result = specjax.generate(pair.target, pair.target, TEXTS, **options)
     lines = result.rounds
     assert all(line["tested"] == line["accepted"] for line in lines)

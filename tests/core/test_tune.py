@@ -389,7 +389,9 @@ def test_stream_takes_what_generate_takes(pair):
     """By the same names and types; each goes to one of the values that a run is made of."""
     found = list(inspect.signature(specjax.generate).parameters.items())[3:]
     known = generation.Shorthand.__annotations__
-    assert {name: one.annotation for name, one in found} == known
+    assert {name: str(one.annotation) for name, one in found} == {
+        k: str(t) for k, t in known.items()
+    }
     with pytest.raises(TypeError, match="no argument gama"):
         specjax.stream(pair.target, pair.draft, TEXTS, gama=3)
     for old in ("samples", "rounds", "carry"):
