@@ -87,14 +87,8 @@ def test_generate(pair):
 def test_outputs_that_end_inside_a_draft(pair):
     """A draft that is its target is accepted to the end: what is drafted behind it is not tested,
     and no position has a rate below 1."""
-    options = {
-        "temperature": 1.0,
-        "key": 0,
-        "num_samples": 2,
-        "max_new_tokens": 16,
-        "log_rounds": True,
-    }
-    result = specjax.generate(pair.target, pair.target, TEXTS, **options)
+    options = {"temperature": 1.0, "key": 0, "num_samples": 2, "max_new_tokens": 16}
+    result = specjax.generate(pair.target, pair.target, TEXTS, log_rounds=True, **options)
     lines = result.rounds
     assert all(line["tested"] == line["accepted"] for line in lines)
     assert any(line["tested"] < line["drafted"] for line in lines)

@@ -74,14 +74,8 @@ def test_a_pytree_of_ones_own():
     """A table, which is no module: every token follows the same distribution."""
     target = specjax.wrap(table.fixed([0.5, 0.3, 0.2, 0.0]), name="table")
     draft = specjax.wrap(table.fixed([0.2, 0.3, 0.2, 0.3]))
-    options = {
-        "temperature": 1.0,
-        "key": 0,
-        "max_new_tokens": 200,
-        "num_samples": 8,
-        "batch_size": 8,
-    }
-    result = specjax.generate(target, draft, [[0]], **options)
+    options = {"temperature": 1.0, "key": 0, "max_new_tokens": 200, "batch_size": 8}
+    result = specjax.generate(target, draft, [[0]], num_samples=8, **options)
     shares = np.bincount(np.concatenate(result.tokens), minlength=4) / 1600
     assert np.all(abs(shares - [0.5, 0.3, 0.2, 0.0]) < 0.05)
     alpha = specjax.measure_alpha(
