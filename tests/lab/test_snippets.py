@@ -106,7 +106,8 @@ def shortened(function, limits):
         cut = {
             name: min(options.get(name, most), most)
             for name, most in limits.items()
-            if name not in ("gamma", "num_samples") or (name in options and not options.get("policy"))
+            if name in ("max_new_tokens", "timed_inputs", "repeats")
+            or (name in options and not options.get("policy"))
         }
         return function(*args, **options | cut)
 
