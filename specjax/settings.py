@@ -101,12 +101,8 @@ class Drafting:
 
     def given(self) -> dict[str, Any]:
         """The fields of `Drafting` that are not its defaults."""
-        fields = dataclasses.fields(Drafting)
-        return {one.name: getattr(self, one.name) for one in fields if not self._is_default(one)}
-
-    def _is_default(self, field: dataclasses.Field) -> bool:
-        value = getattr(self, field.name)
-        return type(value) is type(field.default) and value == field.default
+        both = [(one.name, getattr(self, one.name), one.default) for one in _FIELDS]
+        return {name: value for name, value, default in both if value is not default}
 
     def __eq__(self, other: object) -> bool:
         """Whether all fields and all costs are equal; unknown times are equal."""
@@ -115,7 +111,7 @@ class Drafting:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        left_out = ("costs", "tree") if self.shape == trees.chain() else ("costs",)
+        left_out = ("costs", "tree") if self.tree in ("chain", trees.chain()) else ("costs",)
         kept = {name: value for name, value in self.given().items() if name not in left_out}
         fields = ", ".join(f"{name}={value!r}" for name, value in kept.items())
         return f"{type(self).__name__}({fields})"
@@ -131,9 +127,9 @@ class Drafting:
             if not isinstance(row[name] or "", str):
                 raise ValueError(f"{name}={shown(row[name])} has no name, which a file holds.")
             row[name] = row[name] or ""
-        if self.check_tokens:  # as in files of 0.2, whose runs are still continued
-            del row["check_tokens"]
-        return row
+        # Files of 0.2 have neither field, and their runs are still continued.
+        unchanged: dict[str, Any] = {"check_tokens": True, "tuned_for": {}}
+        return {k: value for k, value in row.items() if k not in unchanged or value != unchanged[k]}
 
     def _values(self) -> dict[str, Any]:
         tree = self.tree if isinstance(self.tree, str) else trees.text_of(self.shape)
@@ -142,6 +138,9 @@ class Drafting:
             for name, value in self.costs.as_row().items()
         }
         return vars(self) | {"costs": costs, "tree": tree}
+
+
+_FIELDS = dataclasses.fields(Drafting)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -176,12 +175,6 @@ class Settings(Drafting):
     def save(self, path: str | os.PathLike) -> None:
         """Write a JSON file; an unknown time is null."""
         files.write_json(pathlib.Path(path), self.as_row())
-
-    def as_row(self) -> dict[str, Any]:
-        row = super().as_row()
-        if not self.tuned_for:  # as in a file without this field, whose run is still continued
-            del row["tuned_for"]
-        return row
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Settings":
