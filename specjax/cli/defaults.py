@@ -16,11 +16,6 @@ DTYPES = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16":
 NARROW = ("", "int8")  # values of the fields weights and cache
 
 
-def get_config(command: str) -> ml_collections.ConfigDict:
-    """Build a command's config, as --config=FILE:COMMAND calls it."""
-    return {"decode": decode, "select": select, "tune": tune}[command]()
-
-
 Fields = dict[str, tuple[Any, str]]
 """Fields of a config: defaults and meanings."""
 
@@ -101,31 +96,19 @@ SELECT: Fields = (
 """Fields of `specjax select`."""
 
 
+def get_config(command: str) -> ml_collections.ConfigDict:
+    """Build a command's config, as --config=FILE:COMMAND calls it."""
+    return config_of({"decode": DECODE, "select": SELECT, "tune": DECODE | TUNE}[command])
+
+
 def decode() -> ml_collections.ConfigDict:
-    """Build the config of `specjax decode`; `specjax doctor` takes it too."""
-    return _config(DECODE)
+    """Build the config of `specjax decode`, on which others build."""
+    return config_of(DECODE)
 
 
-def select() -> ml_collections.ConfigDict:
-    """Build the config of `specjax select`."""
-    return _config(SELECT)
-
-
-def tune() -> ml_collections.ConfigDict:
-    """Build the config of `specjax tune`: that of `specjax decode`, with a longer draft."""
-    return _config(DECODE | TUNE)
-
-
-def shared() -> ml_collections.ConfigDict:
-    """Build the fields that both configs have."""
-    return _config(SHARED)
-
-
-def _config(fields: Fields) -> ml_collections.ConfigDict:
-    config = ml_collections.ConfigDict()
-    for name, (default, _) in fields.items():
-        config[name] = default
-    return config
+def config_of(fields: Fields) -> ml_collections.ConfigDict:
+    """Build a config of fields with their defaults."""
+    return ml_collections.ConfigDict({name: default for name, (default, _) in fields.items()})
 
 
 def help_of(fields: Fields) -> str:
