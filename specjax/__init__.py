@@ -32,11 +32,9 @@ _lazily, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return _lazily(name)
-    from specjax.support.renamed import LEFT_THE_TOP
+    from specjax.support import renamed
 
-    if name in LEFT_THE_TOP:
-        raise ImportError(f"specjax.{name} is specjax.{LEFT_THE_TOP[name]}.{name} now.")
-    return _lazily(name)  # raises AttributeError
+    return renamed.moved(__name__, name, renamed.WERE_AT_THE_TOP)
 
 
 def _version() -> str:

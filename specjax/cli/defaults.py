@@ -36,6 +36,8 @@ SHARED: Fields = {
 }
 """Fields of `specjax decode` and `specjax select`."""
 
+MINUTES = defaults.MINUTES, "for measuring, which times less if there are fewer; 0: no limit"
+
 DECODE: Fields = {
     "target": ("", "the model whose distribution outputs follow: a directory, *.gguf or hub name"),
     "draft": ("", "the same; or unigram, bigram, lookup, lookup(max_ngram=2), an import path"),
@@ -62,37 +64,24 @@ DOCTOR: Fields = {
 TUNE: Fields = DOCTOR | {
     "gamma": (defaults.LONGEST, "the longest draft that is tried"),
     "policy": ("", "how long drafts are; empty: lookahead, or goodput with a tree"),
-    "minutes": (
-        defaults.MINUTES,
-        "for measuring, which times less if there are fewer; 0: no limit",
-    ),
+    "minutes": MINUTES,
 }
 """Fields of `specjax tune`."""
 
 TUNED = ("gamma", "tree", "policy", "rule")
 """Fields that a file of `specjax tune` holds."""
 
-SELECT: Fields = (
-    {
-        "target": (
-            "",
-            "the model whose outputs are to come sooner: a directory, *.gguf or hub name",
-        ),
-        "drafts": ("", "names with commas between; empty: smaller members of the target's family"),
-    }
-    | SHARED
-    | {
-        "alpha_inputs": (200, "inputs for α, at most"),
-        "timed_inputs": (defaults.TIMED_INPUTS, "of those, inputs that are timed, at batch 1"),
-        "repeats": (defaults.REPEATS, "of each timing"),
-        "minutes": (
-            defaults.MINUTES,
-            "for measuring, which times less if there are fewer; 0: no limit",
-        ),
-        "gammas": (defaults.GAMMAS, "draft lengths among which the best is sought"),
-        "nodes": ((), "sizes of trees to try too, (8, 16, 32); empty: chains alone"),
-    }
-)
+SELECT: Fields = {
+    "target": ("", "the model whose outputs are to come sooner: a directory, *.gguf or hub name"),
+    "drafts": ("", "names with commas between; empty: smaller members of the target's family"),
+    **SHARED,
+    "alpha_inputs": (200, "inputs for α, at most"),
+    "timed_inputs": (defaults.TIMED_INPUTS, "of those, inputs that are timed, at batch 1"),
+    "repeats": (defaults.REPEATS, "of each timing"),
+    "minutes": MINUTES,
+    "gammas": (defaults.GAMMAS, "draft lengths among which the best is sought"),
+    "nodes": ((), "sizes of trees to try too, (8, 16, 32); empty: chains alone"),
+}
 """Fields of `specjax select`."""
 
 

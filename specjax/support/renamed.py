@@ -1,8 +1,9 @@
 """Arguments and names of earlier versions, which are refused with the way out."""
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import importlib
+from collections.abc import Callable, Iterable
+from typing import NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -16,26 +17,21 @@ DRAFTING = {
     "rounds": "`generate` has log_rounds.",
     "carry": "`generate` has carry_state.",
 }
-LEFT_THE_TOP = {  # names of `specjax`, with the modules that have them
-    name: module
-    for module, names in {
-        "autoregressive": ["Autoregressive"],
-        "drafters.base": ["ModelDrafter"],
-        "drafters.medusa": ["Medusa"],
-        "drafters.ngram": ["Bigram", "PromptLookup", "Unigram"],
-        "drafters.switch": ["switch"],
-        "loop": ["Method"],
-        "measure.metrics": ["Alpha"],
-        "measure.speedup": ["Comparison"],
-        "results": ["Summary"],
-        "rounds": ["Round"],
-        "sampling": ["Filter"],
-        "speculative": ["Speculative"],
-        "tuning.recommendation": ["Candidate", "Selection"],
-        "types": ["Inputs"],
-    }.items()
-    for name in names
-}
+# Modules of `specjax` whose names were at its top.
+WERE_AT_THE_TOP = (
+    "autoregressive", "drafters.base", "drafters.medusa", "drafters.ngram", "drafters.switch",
+    "loop", "measure.metrics", "measure.speedup", "results", "rounds", "sampling", "speculative",
+    "tuning.recommendation", "types",
+)  # fmt: skip
+
+
+def moved(package: str, name: str, modules: Iterable[str]) -> NoReturn:
+    """Raise ImportError with the module of a package that has a name, or AttributeError."""
+    for module in () if name.startswith("_") else modules:
+        place = importlib.import_module(f"{package}.{module}")
+        if getattr(vars(place).get(name), "__module__", "") == place.__name__:
+            raise ImportError(f"{package}.{name} is {place.__name__}.{name} now.")
+    raise AttributeError(f"{package} has no {name}.")
 
 
 def refuses(function: Callable[P, R], ways: dict[str, str] | None = None) -> Callable[P, R]:
