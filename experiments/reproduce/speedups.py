@@ -9,8 +9,10 @@ import numpy as np
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section, number, percent
 from experiments.reproduce.study import Study
-from specjax import decoding, formulas
+from specjax import formulas
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import building
+from specjax.decoding.texts import tokenize
 from specjax.drafters import parameters
 from specjax.measure import doubts, metrics, provenance, report, stopwatch, timing
 from specjax.measure.speedup import compare
@@ -111,7 +113,7 @@ def timed_texts(on: Study) -> list[list[int]]:
 
 def ids(on: Study, count: int) -> list[list[int]]:
     """Ids of the first so many inputs."""
-    return decoding.tokenize(on.target, on.texts(count), on.config.max_source_len or None)
+    return tokenize(on.target, on.texts(count), on.config.max_source_len or None)
 
 
 def cost(
@@ -155,7 +157,7 @@ def cost(
 def method(on: Study, draft: str, temperature: float, gamma: int) -> Speculative:
     """The speculative loop with this draft."""
     sampling = on.sampling(temperature)
-    return decoding.speculative(on.target, on.draft(draft), gamma=gamma, sampling=sampling)
+    return building.build(on.target, on.draft(draft), gamma=gamma, sampling=sampling)
 
 
 def best(on: Study, which: int = 0) -> dict[str, Any]:
@@ -171,7 +173,7 @@ def best(on: Study, which: int = 0) -> dict[str, Any]:
 
 def plain_method(on: Study, temperature: float) -> Autoregressive:
     """The loop that it is compared with."""
-    return decoding.plain(on.target, on.sampling(temperature))
+    return building.plain(on.target, on.sampling(temperature))
 
 
 def start(on: Study, by, texts: Sequence[Sequence[int]], index: int = 0):

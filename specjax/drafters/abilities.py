@@ -32,7 +32,7 @@ class Abilities(Protocol):
     tokens EAGLE reads its own guesses, and Medusa looks further ahead. Replay then records a
     rollout from each position. Default: False."""
     carries: bool
-    """Whether a batch may start from a part of the last state: `generate(carry=True)`."""
+    """Whether a batch may start from a part of the last state: `generate(carry_state=True)`."""
 
     def sees(self, target: Model) -> Model:
         """Wrap the target so that its hidden states hold those of more layers, as EAGLE-3 needs;

@@ -14,8 +14,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from specjax import decoding, loop
+from specjax import loop
 from specjax.batching import bucket
+from specjax.decoding.texts import common_width, pack_for, tokenize
 from specjax.drafters.base import block_at
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
@@ -137,13 +138,13 @@ def batches(
     Raises:
       ValueError: every input or output is empty.
     """
-    sources = decoding.tokenize(target, texts, max_source_len)
+    sources = tokenize(target, texts, max_source_len)
     pairs = enumerate(zip(sources, outputs, strict=True))
     chosen = [i for i, (source, output) in pairs if source and output]
     if not chosen:
         raise ValueError("Nothing to measure: every input or output is empty.")
     known = {i: outputs[i] if rounds else outputs[i][:-1] for i in chosen}
-    width = decoding.common_width([sources[i] for i in chosen])
+    width = common_width([sources[i] for i in chosen])
     encodes = target.config.is_encoder_decoder
     prompts = {i: 1 if encodes else len(sources[i]) for i in chosen}
     longest = max(prompts[i] + len(known[i]) for i in chosen)
@@ -157,7 +158,7 @@ def batches(
         index = jnp.asarray(live + [0] * (size - len(live)), jnp.int32)
         contexts, state = loop.start(
             method,
-            decoding.pack_for(target, [sources[i] for i in live], rows=size, width=width),
+            pack_for(target, [sources[i] for i in live], rows=size, width=width),
             row_keys(as_key(key), index, jnp.zeros_like(index)),
             jnp.full_like(index, max_new_tokens),
             buffer_len=room if encodes else max(room, width),

@@ -7,8 +7,10 @@ from typing import Any
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, drafters
+from specjax import drafters
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import building
+from specjax.decoding.texts import check_texts, common_width, is_blank, tokenize
 from specjax.defaults import NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
@@ -18,6 +20,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling, as_sampling, key_for
+from specjax.settings import Drafting
 from specjax.support import memory_maps
 from specjax.support.ranges import whole
 from specjax.support.renamed import refuses
@@ -56,18 +59,17 @@ def measure_speedup(
     whole("repeats", repeats, "[1, ∞)")
     chosen = as_sampling(sampling)
     key = key_for(chosen, key)
-    how: dict[str, Any] = {"rule": rule, "policy": policy, "passes": passes, "tree": tree}
-    how["check_tokens"] = check_tokens
-    decoding.check_depth(gamma, tree)
-    method = decoding.with_draft(target, draft, gamma=gamma, sampling=chosen, **how)
-    decoding.check_texts(texts)
-    kept = [text for text in texts if not decoding.is_blank(target, text)]
+    drafting = Drafting(gamma, policy, None, tree, rule, passes, check_tokens)
+    building.check_depth(drafting)
+    method: Any = building.build(target, draft, drafting, sampling=chosen)
+    check_texts(texts)
+    kept = [text for text in texts if not is_blank(target, text)]
     if not kept:
         raise ValueError("Nothing to measure: every text is blank.")
     return compare(
         method,
         target,
-        decoding.tokenize(target, kept, max_source_len),
+        tokenize(target, kept, max_source_len),
         max_new_tokens=max_new_tokens,
         key=key,
         batch_size=batch_size,
@@ -94,7 +96,7 @@ def compare(
     Costs are of the first batch, with drafts of γ_max tokens or whole trees.
 
     Args:
-      sources: ids from `decoding.tokenize`, none empty, one output each.
+      sources: ids from `decoding.texts.tokenize`, none empty, one output each.
       say: reports what is compiled and timed.
     """
     run: dict[str, Any] = {
@@ -104,6 +106,6 @@ def compare(
     plain = Autoregressive(method.target, method.sampling, method.eos_ids)  # without a rule's noise
     both: dict[str, Method] = {PLAIN: plain, SPECULATIVE: method}
     found = side_by_side(both, target, sources, **run)
-    width = decoding.common_width(sources)
+    width = common_width(sources)
     costs = stopwatch.costs_of(method, target, sources[:batch_size], width=width, **run)
     return dataclasses.replace(found, _costs=costs)

@@ -17,9 +17,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, devices
+from specjax import devices
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
+from specjax.decoding import building
+from specjax.decoding.texts import common_width
 from specjax.loop import Method, decode
 from specjax.measure import counting, timing
 from specjax.measure.counting import Always, Sized, Undecided
@@ -80,7 +82,7 @@ def measure(
         policies decide, but draft lengths are given: those of `lengths_of`; γ_max alone where
         drafts are `fixed`, so these costs hold for no shorter draft; 1 and γ_max in a loop that
         shares the passes of another.
-      texts: ids from `decoding.tokenize`, none empty. They are repeated to fill a batch.
+      texts: ids from `decoding.texts.tokenize`, none empty. They are repeated to fill a batch.
       max_new_tokens: the budget of real calls, which sets the shapes.
       passes_of: loops that differ from another in their policy alone, and that other.
       plain: the plain loop, to time its tokens; without it `token` is NaN.
@@ -95,7 +97,7 @@ def measure(
       say: reports what is compiled and timed.
     """
     longest = longest or max_new_tokens
-    width, passes_of = width or decoding.common_width([*texts, *untimed]), passes_of or {}
+    width, passes_of = width or common_width([*texts, *untimed]), passes_of or {}
     waits = devices.is_accelerator(target.model)
     timed = _timed_loops(loops, passes_of, refusals, waits, batch_size)
     made: dict[str, Method] = {PLAIN: plain} if plain else {}
@@ -236,7 +238,7 @@ def costs_of(
     if method.branches:
         return of_tree(method, target, texts, by_nodes=False, **run)
     loops = {static(k): of_length(method, k) for k in sorted({*lengths} or {method.gamma_max})}
-    found = measure(loops, target, texts, plain=decoding.plain_of(method), **run)
+    found = measure(loops, target, texts, plain=building.plain_of(method), **run)
     return together(found, steady=devices.is_accelerator(target.model))
 
 
@@ -288,7 +290,7 @@ def of_tree(
             deepest = np.maximum.accumulate(method.shape.depths)
             ends += np.flatnonzero(np.diff(deepest)).tolist()  # one node more is a level more
         asked = {count: (depth, count) for count in (*ends, nodes)}
-    made: dict[str, Any] = {PLAIN: decoding.plain_of(method)}
+    made: dict[str, Any] = {PLAIN: building.plain_of(method)}
     made |= {str(n): dataclasses.replace(method, policy=cut(*how)) for n, how in asked.items()}
     run["repeats"] = repeats
     works: list[dict[Hashable, float]] = []
@@ -327,7 +329,7 @@ def of_positions(
     def verifying(slots: int, length: int) -> Speculative:
         return dataclasses.replace(method, policy=both(Sized(jnp.int32(length)), fixed(slots)))
 
-    made: dict[str, Method] = {PLAIN: decoding.plain_of(method)}
+    made: dict[str, Method] = {PLAIN: building.plain_of(method)}
     made |= {str(size): verifying(max(size - rows, 0), gamma) for size in sizes}
     made["one token"] = verifying(whole, 1)  # separates drafting from verifying
     longest, texts = min(TIMED_TOKENS, run["max_new_tokens"]), texts[:batch_size]

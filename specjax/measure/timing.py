@@ -13,8 +13,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Key
 
-from specjax import decoding, loop
+from specjax import loop
 from specjax.batching import bucket
+from specjax.decoding import starting
+from specjax.decoding.outputs import check_finite, read_rows
+from specjax.decoding.texts import common_width
 from specjax.loop import Method
 from specjax.measure.compiling import at_once, compile_at_once
 from specjax.measure.prefills import Begun
@@ -243,7 +246,7 @@ def side_by_side(
     """Decode every text by every method, batch by batch, methods taking turns (`in_turns`).
 
     Args:
-      texts: ids from `decoding.tokenize`, none empty.
+      texts: ids from `decoding.texts.tokenize`, none empty.
       batch_size: texts decoded at once.
       budgets: new tokens for each text, where fewer than max_new_tokens.
       names: names of target and draft, for errors.
@@ -274,8 +277,8 @@ def side_by_side(
         first = time.perf_counter()
         state = jax.block_until_ready(loop.decode(method, context, state))
         took = time.perf_counter() - first
-        decoding.check_finite(state, names, method.rule)
-        rows = decoding.read_rows(state, [(index, 0) for index in batch], target)
+        check_finite(state, names, method.rule)
+        rows = read_rows(state, [(index, 0) for index in batch], target)
         return took, before + took, rows, note(state)
 
     programs = len({jax.tree.structure(method) for method in methods.values()})
@@ -306,9 +309,9 @@ def start(
     """Prepare (context, state) of some texts before the first round, in the shapes of all texts.
 
     Args:
-      width: width of the sources; None: `decoding.common_width` of the texts.
+      width: width of the sources; None: `decoding.texts.common_width` of the texts.
     """
-    return decoding.prepare(
+    return starting.prepare(
         method,
         target,
         [texts[index] for index in batch],
@@ -316,6 +319,6 @@ def start(
         max_new_tokens=max_new_tokens,
         key=key,
         rows=bucket(rows),
-        width=width or decoding.common_width(texts),
+        width=width or common_width(texts),
         budgets=None if budgets is None else [budgets[index] for index in batch],
     )

@@ -1,8 +1,9 @@
 """Arguments and names of earlier versions, which are refused with the way out."""
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import importlib
+from collections.abc import Callable, Iterable
+from typing import NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -12,7 +13,26 @@ DRAFTING = {
     "budget": "a verify budget is a policy: give policy=….",
     "sizes": POSITIONS,
     "widths": POSITIONS,
+    "samples": "`generate` has num_samples.",
+    "rounds": "`generate` has log_rounds.",
+    "carry": "`generate` has carry_state.",
 }
+# Modules of `specjax` whose names were at its top.
+WERE_AT_THE_TOP = (
+    "autoregressive", "drafters.base", "drafters.medusa", "drafters.ngram", "drafters.switch",
+    "loop", "measure.metrics", "measure.speedup", "results", "rounds", "sampling", "speculative",
+    "tuning.recommendation", "types",
+)  # fmt: skip
+
+
+def moved(package: str, name: str, modules: Iterable[str]) -> NoReturn:
+    """Raise ImportError with the module of a package that has a name, or AttributeError."""
+    for module in () if name.startswith("_") else modules:
+        place = importlib.import_module(f"{package}.{module}")
+        if getattr(vars(place).get(name), "__module__", "") == place.__name__:
+            raise ImportError(f"{package}.{name} is {place.__name__}.{name} now.")
+    raise AttributeError(f"{package} has no {name}.")
+
 
 MOVED = {
     f"policy {name}": f"'experiments.adaptive.policies:{name}', in a checkout of the repository"

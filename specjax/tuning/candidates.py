@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax import decoding, drafters, trees
+from specjax import drafters, trees
 from specjax.checkpoints import Checkpoint, compatibility
+from specjax.decoding import building
+from specjax.decoding.conditions import conditions
+from specjax.decoding.texts import common_width
 from specjax.drafters.abilities import guesses
 from specjax.drafters.base import Drafter
 from specjax.measure import doubts, metrics, stopwatch, timing
@@ -89,14 +92,14 @@ class Trial(Inputs):
         return found
 
     def _method(self, loaded: Checkpoint | Drafter, gamma: int) -> Speculative:
-        return decoding.speculative(
+        return building.build(
             self.target, loaded, gamma=gamma, sampling=self._sampling,
             check_tokens=self.check_tokens,
         )  # fmt: skip
 
     def _branching(self, loaded: Checkpoint | Drafter, shape: FixedTree) -> TreeSpeculative:
-        return decoding.branching(
-            self.target, loaded, shape, sampling=self._sampling, check_tokens=self.check_tokens
+        return building.build(
+            self.target, loaded, tree=shape, sampling=self._sampling, check_tokens=self.check_tokens
         )
 
     def _lengths(self, tree: bool) -> list[int]:
@@ -126,7 +129,7 @@ class Trial(Inputs):
             longest=counts["tokens"],
             max_new_tokens=self.max_new_tokens,
             key=self._key,
-            width=decoding.common_width(self._sources),
+            width=common_width(self._sources),
             repeats=COST_REPEATS,
             until=self._pace.until(MAX_SHARE_OF_COSTS / self._left),
             say=self.say,
@@ -235,9 +238,7 @@ class Trial(Inputs):
             steps={str(gamma): time for gamma, time in chosen.steps.items()},
             promised=chosen.tokens,
             predicted=chosen.tokens / steps,
-            tuned_for=decoding.conditions(
-                chosen.method, self.target, loaded, 1, self.max_new_tokens
-            ),
+            tuned_for=conditions(chosen.method, self.target, loaded, 1, self.max_new_tokens),
         )
         if not tree and not doubtful():
             bounds = [metrics.tokens_along(overlaps, g) / took for g, took in chosen.steps.items()]

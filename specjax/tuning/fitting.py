@@ -12,8 +12,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding
 from specjax.batching import bucket
+from specjax.decoding import building
+from specjax.decoding.texts import check_room, common_width, is_blank
+from specjax.decoding.texts import tokenize as ids_of
 from specjax.measure import stopwatch, timing
 from specjax.measure.fit import pruned
 from specjax.measure.stopwatch import TIMED_TEXTS, TIMED_TOKENS
@@ -43,7 +45,7 @@ def apart(key: Key[Array, ""]) -> Key[Array, ""]:
 
 def not_blank(target: Checkpoint, texts: Sequence[Text]) -> list[Text]:
     """Select texts with at least one token: an empty prompt's output is no sample of the others."""
-    return [text for text in texts if len(text) and not decoding.is_blank(target, text)]
+    return [text for text in texts if len(text) and not is_blank(target, text)]
 
 
 def tokenize(
@@ -52,7 +54,7 @@ def tokenize(
     """Tokenize without warnings: the run will warn about texts that it cuts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return decoding.tokenize(target, texts, max_source_len)
+        return ids_of(target, texts, max_source_len)
 
 
 def costs_for(
@@ -91,7 +93,7 @@ def costs_for(
     some = given[: max(timed, ALPHA_TEXTS)]
     sources = tokenize(target, some, max_source_len)
     if sources and max_new_tokens >= 1:
-        decoding.check_room(target, sources, max_new_tokens)
+        check_room(target, sources, max_new_tokens)
         if method.branches:
             return stopwatch.of_tree(
                 method, target, sources[:timed], _by_nodes(policy), max_new_tokens=max_new_tokens,
@@ -99,10 +101,10 @@ def costs_for(
                 names=names, say=say,
             )  # fmt: skip
         run: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key}
-        plain, longest = decoding.plain_of(method), min(max_new_tokens, TIMED_TOKENS)
+        plain, longest = building.plain_of(method), min(max_new_tokens, TIMED_TOKENS)
         until = math.inf
         if pace is not None:
-            width = decoding.common_width(sources)
+            width = common_width(sources)
             size: dict[str, Any] = {"rows": batch_size, "width": width}
             batches = -(-len(sources[:timed]) // batch_size)
             first_pass = partial(pace.first_pass, plain, target, sources[:timed], **run, **size)
@@ -169,7 +171,7 @@ def with_costs(
         kept = pruned([width for width in widths.values() if width <= gamma], table)
         sizes = tuple(size for size, width in widths.items() if width in kept)
         method = dataclasses.replace(method, gamma_max=gamma, passes=sizes)  # type: ignore[arg-type]
-    return decoding.with_policy(method, made)
+    return building.with_policy(method, made)
 
 
 def words(table: Costs) -> str:

@@ -8,9 +8,11 @@ from typing import Any
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, drafters
+from specjax import drafters
 from specjax.autoregressive import Autoregressive
 from specjax.checkpoints import Checkpoint
+from specjax.decoding import building, streaming
+from specjax.decoding.texts import check_texts, common_width, tokenize
 from specjax.defaults import BATCH_SIZE, GAMMAS, MINUTES, NEW_TOKENS, REPEATS, TIMED_INPUTS
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
@@ -83,7 +85,7 @@ class Inputs:
         self._left = max(1, len(self.drafts) * len(self.shapes))  # candidates to measure
         self._sampling = as_sampling(self.sampling)
         self._key = key_for(self._sampling, self.key)
-        decoding.check_texts(self.texts)
+        check_texts(self.texts)
         kept = [text for text in self.texts if _content(text)]
         different = list({_content(text): text for text in kept}.values())
         counts = any(map(counts_ngrams, self.drafts))
@@ -102,10 +104,10 @@ class Inputs:
 
     @functools.cached_property
     def _plain(self) -> Autoregressive:
-        return decoding.plain(self.target, self._sampling)
+        return building.plain(self.target, self._sampling)
 
     def _rows(self, method: Method, texts: Sequence[Text], name: str = "") -> list[Row]:
-        rows = decoding.stream(
+        rows = streaming.stream(
             method,
             self.target,
             texts,
@@ -123,7 +125,7 @@ class Inputs:
     @functools.cached_property
     def _sources(self) -> list[list[int]]:
         """Ids of the timed inputs, after a first pass over them and its forecast."""
-        texts = decoding.tokenize(self.target, self._measured, self.max_source_len)
+        texts = tokenize(self.target, self._measured, self.max_source_len)
         timed = list(timing.spread(texts, self.timed_inputs))
         calls = 2 * len(timed) * self.repeats * self.max_new_tokens  # and the phases, as much again
         tokens = len(self._measured) * self.max_new_tokens + 2 * calls * self._left
@@ -146,7 +148,7 @@ class Inputs:
         if count > MIN_INPUTS or count > self.timed_inputs:
             return self._decode(self._measured)
         # The loop for batches of 1 is compiled; another shape takes longer than it saves.
-        few = decoding.tokenize(self.target, self._measured, self.max_source_len)
+        few = tokenize(self.target, self._measured, self.max_source_len)
         found = self._in_turns({timing.PLAIN: self._plain}, few, repeats=1, compiled=True)
         return [row.tokens for row in found.outputs(timing.PLAIN)]
 
@@ -155,7 +157,7 @@ class Inputs:
     ) -> timing.Comparison:
         return timing.side_by_side(
             methods, self.target, texts, max_new_tokens=self.max_new_tokens, key=self._key,
-            width=decoding.common_width(self._sources), **how,
+            width=common_width(self._sources), **how,
         )  # fmt: skip
 
     @functools.cached_property

@@ -14,8 +14,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, devices
+from specjax import devices
 from specjax.batching import bucket
+from specjax.decoding import building
+from specjax.decoding.texts import check_room
 from specjax.loop import Method
 from specjax.measure import stopwatch, timing
 from specjax.measure.stopwatch import of_length, static
@@ -72,7 +74,7 @@ def fastest(
     some: list[list[int]] = []
     if count >= MIN_TRIAL_TEXTS and max_new_tokens >= 1 and _estimating(method):
         some = fitting.tokenize(target, timing.spread(given, count), max_source_len)
-        decoding.check_room(target, some, max_new_tokens)
+        check_room(target, some, max_new_tokens)
     return faster(
         method, target, some, max_new_tokens=max_new_tokens, key=fitting.apart(key),
         batch_size=rows, names=names, say=say, report=report,
@@ -108,7 +110,7 @@ def faster(
     verify pass. No clock is read then.
 
     Args:
-      texts: ids from `decoding.tokenize`, none empty, for the trial.
+      texts: ids from `decoding.texts.tokenize`, none empty, for the trial.
       key: independent of the run's key: the choice must not depend on draws of the run.
       say: reports what is compiled and timed.
       report: gets the comparison of a trial, in which `POLICY` is the method and `static`
@@ -117,7 +119,7 @@ def faster(
         policy's costs. Default: `own_costs`; on an accelerator, before a trial, `timed_alone`, in
         seconds.
     """
-    preferred = decoding.plain_if_preferred(method, max_new_tokens, batch_size)
+    preferred = building.plain_if_preferred(method, max_new_tokens, batch_size)
     policy = _estimating(method)
     if policy is None:
         return preferred
@@ -148,7 +150,7 @@ def faster(
     if not tried:
         return preferred
     ways: dict[str, Method] = {POLICY: method} if preferred is method else {}
-    ways[timing.PLAIN] = decoding.plain_of(method)  # costs may be off by more than their error
+    ways[timing.PLAIN] = building.plain_of(method)  # costs may be off by more than their error
     ways |= {static(length): of_length(method, length) for length in tried}
     found = timing.side_by_side(ways, target, texts, repeats=2, **run)
     report(found)

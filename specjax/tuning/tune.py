@@ -7,8 +7,11 @@ from typing import Any
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, devices, drafters, trees
+from specjax import devices, drafters, trees
 from specjax.batching import bucket
+from specjax.decoding import building
+from specjax.decoding.conditions import conditions
+from specjax.decoding.texts import check_texts
 from specjax.defaults import BATCH_SIZE, LONGEST, MINUTES, NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.measure import doubts, timing
@@ -74,8 +77,8 @@ def tune(
     Raises:
       ValueError: as `generate`.
     """
-    decoding.check_texts(texts)
-    decoding.check_models(target, draft)
+    check_texts(texts)
+    building.check_models(target, draft)
     found = Settings(gamma, rule=rule)  # checks both before anything is measured
     whole("batch_size", batch_size, "[1, ∞)")
     whole("max_new_tokens", max_new_tokens, "[1, ∞)")
@@ -91,7 +94,7 @@ def tune(
         on_cpu = not devices.is_accelerator(target.model)
         rows = bucket(min(batch_size, max(1, len(texts))))
         passes = [] if branches or not on_cpu else [rows * width for width in _doubling(gamma)]
-    method: Any = decoding.build(
+    method: Any = building.build(
         target,
         draft,
         gamma=gamma,
@@ -126,7 +129,7 @@ def tune(
         found,
         gamma=fastest.gamma_max,
         words=f"{why} {fitting.words(costs)} {busy}".rstrip(),
-        tuned_for=decoding.conditions(tuned, target, draft, run["batch_size"], max_new_tokens),
+        tuned_for=conditions(tuned, target, draft, run["batch_size"], max_new_tokens),
     )
     if fastest is not tuned:
         return found

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from pairs import TEXTS
-from specjax import decoding, devices
+from specjax import devices
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import building
+from specjax.decoding.texts import tokenize
 from specjax.measure import stopwatch, timing
 from specjax.policies import Costs, parse
 from specjax.policies.constant import Constant
@@ -38,7 +40,7 @@ def race(monkeypatch, takes, emitted=lambda at: 1):
 
 
 def method_of(pair, policy, gamma=3, **options):
-    built = decoding.build(pair.target, pair.draft, gamma=gamma, sampling=Sampling(0.0), **options)
+    built = building.build(pair.target, pair.draft, gamma=gamma, sampling=Sampling(0.0), **options)
     return dataclasses.replace(built, policy=policy)
 
 
@@ -105,7 +107,7 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     table = Costs(0.1, [1.0, 1.0, 1.0, 9.0], alpha=0.6, token=1.0)
     method = method_of(pair, parse("lookahead", costs=table), passes=(3 * batch_size,))
-    texts = decoding.tokenize(pair.target, TEXTS[:4])
+    texts = tokenize(pair.target, TEXTS[:4])
     options = {"max_new_tokens": 8, "key": KEY, "batch_size": batch_size}
     found = trials.faster(method, pair.target, texts, **options)
     ((decides, plain, other),) = (both.values() for both in raced)
@@ -201,7 +203,7 @@ def test_who_is_not_tried(pair, monkeypatch):
     promises more; or without texts."""
     monkeypatch.setattr(timing, "side_by_side", None)
     options = {"max_new_tokens": 8, "key": KEY}
-    texts = decoding.tokenize(pair.target, TEXTS[:4])
+    texts = tokenize(pair.target, TEXTS[:4])
     table = Costs(0.1, [1.0] * 4, alpha=0.6)
     for policy in (parse("goodput", costs=table), parse("svip")):
         method = method_of(pair, policy)
@@ -301,8 +303,8 @@ def test_the_worst_row_counts_where_all_wait_for_it(pair, monkeypatch):
 def test_room_is_checked_before_a_trial(pair, monkeypatch):
     """The texts are not those that costs were measured on."""
     checked = []
-    monkeypatch.setattr(decoding, "check_room", lambda *given: checked.append(given))
+    monkeypatch.setattr(trials, "check_room", lambda *given: checked.append(given))
     monkeypatch.setattr(trials, "faster", lambda *_, **__: None)
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     trials.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=7, key=KEY)
-    assert checked == [(pair.target, decoding.tokenize(pair.target, TEXTS[:1] * 4), 7)]
+    assert checked == [(pair.target, tokenize(pair.target, TEXTS[:1] * 4), 7)]

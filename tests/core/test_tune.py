@@ -14,13 +14,15 @@ import pytest
 
 import specjax
 from pairs import TEXTS
-from specjax import decoding, doctor, generation, policies
+from specjax import doctor, generation, policies
 from specjax.autoregressive import Autoregressive
-from specjax.decoding import running, starting, streaming
+from specjax.decoding import building, running, starting, streaming
+from specjax.decoding.conditions import conditions
+from specjax.decoding.texts import tokenize
 from specjax.measure import timing
 from specjax.policies import Costs
 from specjax.sampling import Greedy, Sampling
-from specjax.settings import Settings
+from specjax.settings import Drafting, Settings
 from specjax.support import files
 from specjax.tuning import fitting, trials
 
@@ -39,13 +41,13 @@ def costs(monkeypatch):
 
 def loops(monkeypatch):
     """The loops that `generate` decodes with, as they are used."""
-    used, as_they_end = [], decoding.as_they_end
+    used, as_they_end = [], streaming.as_they_end
 
     def watched(method, *args, **options):
         used.append(method)
         return as_they_end(method, *args, **options)
 
-    monkeypatch.setattr(decoding, "as_they_end", watched)
+    monkeypatch.setattr(streaming, "as_they_end", watched)
     return used
 
 
@@ -100,7 +102,7 @@ def test_the_batch_that_is_measured(pair, monkeypatch):
 def test_no_draft_where_none_is_worth_its_time(pair, costs, monkeypatch):
     costs(Costs(9.0, [1.0] * 4))
     settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=3, policy="goodput", **RUN)
-    assert (settings.gamma, settings.policy, settings.costs) == (0, "", None)
+    assert (settings.gamma, settings.policy, settings.costs) == (0, None, None)
     assert "No draft is worth its time: none pays by its costs and α" in str(settings)
     used = loops(monkeypatch)
     found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
@@ -135,8 +137,8 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
     many = TEXTS[:4] * 32
     options = {"gamma": 3, "passes": (), "batch_size": 2, "max_new_tokens": 2}
     settings = specjax.tune(pair.target, pair.draft, many, **options)
-    assert tried == [(decoding.tokenize(pair.target, TEXTS[:1] * 4), 2)]
-    assert (settings.gamma, settings.policy) == ((2, "") if fixed else (3, "lookahead"))
+    assert tried == [(tokenize(pair.target, TEXTS[:1] * 4), 2)]
+    assert (settings.gamma, settings.policy) == ((2, None) if fixed else (3, "lookahead"))
     assert "1.50 times as fast as plain decoding, on 2 inputs that did not choose" in str(settings)
     used = loops(monkeypatch)
     with pytest.warns(UserWarning, match="tuned for something else: batch_size was 2 and is 1\\. "):
@@ -148,7 +150,7 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
 @pytest.mark.sweep
 def test_what_is_measured_depends_on_no_draw_of_the_run(pair, monkeypatch):
     """A policy that knew its row's α before the first round would choose by tokens to come."""
-    drawn, inner = [set(), set()], decoding.starting._row_keys
+    drawn, inner = [set(), set()], starting._row_keys
 
     def row_keys(*given):
         keys = inner(*given)
@@ -156,7 +158,7 @@ def test_what_is_measured_depends_on_no_draw_of_the_run(pair, monkeypatch):
             drawn[-1].update(tuple(key) for key in jax.random.key_data(keys).tolist())
         return keys
 
-    monkeypatch.setattr(decoding.starting, "_row_keys", row_keys)
+    monkeypatch.setattr(starting, "_row_keys", row_keys)
     options = {"sampling": Sampling(1.0), "key": 3, "max_new_tokens": 4}
     settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=2, policy="goodput", **options)
     drawn.append(set())
@@ -231,7 +233,7 @@ COSTS = {"draft": 0.1, "verify": [1.0, 1.1]}
     [
         ("gamma", [None, False, "", [], "3", 2.5, -1, 2**31]),
         ("passes", [5, "12", None, [0], ["2"], [1.5]]),
-        ("policy", [5, None]),
+        ("policy", [5]),
         ("rule", [{}]),
         ("tree", [[1]]),
         ("words", [5]),
@@ -259,9 +261,9 @@ def test_what_a_file_of_settings_may_hold(field, values, tmp_path):
 def test_settings_of_another_use_are_named(pair):
     """Each condition that differs, once for all; a file without them says nothing."""
     run = {"max_new_tokens": 2, "batch_size": 2}
-    method = decoding.build(pair.target, pair.draft, gamma=2, sampling=Greedy())
-    same = decoding.conditions(method, pair.target, pair.draft, 2, 2)
-    assert decoding.conditions(method, pair.target, pair.draft.name, 2, 2) == same
+    method = building.build(pair.target, pair.draft, gamma=2, sampling=Greedy())
+    same = conditions(method, pair.target, pair.draft, 2, 2)
+    assert conditions(method, pair.target, pair.draft.name, 2, 2) == same
     for known in ({}, same):
         settings = Settings(2, tuned_for=known)
         specjax.generate(pair.target, pair.draft, TEXTS[:2], settings=settings, **run)
@@ -278,13 +280,13 @@ def test_settings_of_another_use_are_named(pair):
 
 
 def test_whatever_settings_replace_is_refused_beside_them(pair):
-    """All that `decoding.build` takes but the pair and the sampling."""
+    """All fields of `Drafting` but the costs, and `check_tokens`, which only refuses."""
     given = {
         "gamma": 2, "rule": "block", "policy": "svip", "passes": (1,),
         "tree": "fixed(2, 1)",
     }  # fmt: skip
-    kept = {"target", "draft", "sampling", "check_tokens"}
-    assert set(given) == set(inspect.signature(decoding.build).parameters) - kept
+    fields = {field.name for field in dataclasses.fields(Drafting)}
+    assert set(given) == fields - {"costs", "check_tokens"}
     for function in (specjax.generate, specjax.stream):
         for name, value in given.items():
             with pytest.raises(ValueError, match=f"settings and {name} are both given"):
@@ -360,15 +362,10 @@ def test_whatever_draws_asks_for_a_sampling_and_a_key(pair, function, how, messa
 
 WAY = (
     generation.generate,
-    generation.stream,
     generation._decode,
-    decoding.build,
-    decoding.tuned,
-    decoding.speculative,
-    decoding.branching,
-    decoding.as_they_end,
-    streaming.admitted,
-    streaming.whole_batches,
+    building.with_draft,
+    streaming.as_they_end,
+    streaming.groups,
     running.Running.__init__,
     running.Running.admit,
     starting.start,
@@ -388,7 +385,15 @@ def test_arguments_go_by_name_from_generate_to_the_loop(function):
     assert not {"locals", "inspect"} & {one.id for one in nodes if isinstance(one, ast.Name)}
 
 
-def test_stream_takes_what_generate_takes():
-    both = [dict(inspect.signature(one).parameters) for one in (specjax.generate, specjax.stream)]
-    assert both[1].pop("every").default == 0
-    assert list(map(str, both[0].values())) == list(map(str, both[1].values()))
+def test_stream_takes_what_generate_takes(pair):
+    """By the same names and types; each goes to one of the values that a run is made of."""
+    found = list(inspect.signature(specjax.generate).parameters.items())[3:]
+    known = generation.Shorthand.__annotations__
+    assert {name: str(one.annotation) for name, one in found} == {
+        k: str(t) for k, t in known.items()
+    }
+    with pytest.raises(TypeError, match="no argument gama"):
+        specjax.stream(pair.target, pair.draft, TEXTS, gama=3)
+    for old in ("samples", "rounds", "carry"):
+        with pytest.raises(ValueError, match=f"no argument {old}: `generate` has .*{old}"):
+            specjax.generate(pair.target, pair.draft, TEXTS, **{old: 1})

@@ -1,5 +1,6 @@
 """The doctor: the verdict of each check, on whole pairs of each kind of fault."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -14,12 +15,15 @@ import gpt_variants
 from checkpoint_edits import edit_json, edit_weights
 from pairs import TEXTS
 from specjax import autoregressive, doctor, loop
+from specjax.decoding import building
 from specjax.doctor import checks, verdicts
 from specjax.pytrees import pytree
 from specjax.rules import Token
 from specjax.sampling import Sampling, argmax
+from specjax.settings import Drafting
 
 NAMES = [check.name for check in doctor.CHECKS]
+FIELDS = {field.name for field in dataclasses.fields(Drafting)}
 DRAWN = {"sampling": Sampling(0.3), "key": 0}
 LAST = NAMES[NAMES.index("outputs") :]  # what needs a pair that decodes
 
@@ -32,7 +36,9 @@ def few_draws(monkeypatch):
 
 def examine(target, draft, *, names=NAMES, **options) -> dict[str, doctor.Finding]:
     """All findings, or those of some checks."""
-    plan = {"texts": TEXTS, "max_new_tokens": 24, "gamma": 3} | options
+    chain = {} if "tree" in options else {"gamma": 3}
+    fields = chain | {name: options.pop(name) for name in FIELDS & options.keys()}
+    plan = {"texts": TEXTS, "max_new_tokens": 24, "drafting": Drafting(**fields)} | options
     chosen = [check for check in doctor.CHECKS if check.name in names]
     found = list(doctor.examine(doctor.Plan(str(target), str(draft), **plan), chosen))
     assert [finding.name for finding in found] == list(names)
@@ -294,9 +300,9 @@ class KeepsEveryDraft(Token):
 def test_a_rule_and_a_policy_of_ones_own(pair, monkeypatch):
     """A rule that lies fails; one that says that it is not exact is not judged."""
     made = []
-    build = checks.decoding.build
+    build = building.build
     monkeypatch.setattr(
-        checks.decoding, "build", lambda *pair, **all_: made.append(all_) or build(*pair, **all_)
+        building, "build", lambda *how, **all_: made.append(how[2]) or build(*how, **all_)
     )
     names = [*NAMES[: NAMES.index("weights") + 1], "draws"]
     given = {"names": names, "policy": "svip(threshold=9.0)"} | DRAWN
@@ -306,7 +312,7 @@ def test_a_rule_and_a_policy_of_ones_own(pair, monkeypatch):
     found = examine(*directories, rule="typical", **given | {"policy": "goodput"})["draws"]
     assert found.verdict == "skip"
     assert "not exact" in found.seen
-    assert {type(one["policy"]).__name__ for one in made} == {"Svip", "Goodput"}
+    assert {type(one.policy).__name__ for one in made} == {"Svip", "Goodput"}
 
 
 @pytest.mark.slow

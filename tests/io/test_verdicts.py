@@ -11,11 +11,13 @@ from pairs import TEXTS
 from specjax import doctor
 from specjax.checkpoints.compatibility import Check
 from specjax.doctor import checks, distributions, verdicts
+from specjax.doctor.case import Case
 from specjax.measure.metrics import Alpha
 from specjax.models.memory import Need
 from specjax.policies import Costs
 from specjax.results import Row
 from specjax.sampling import Sampling
+from specjax.settings import Drafting
 
 FINE = Check("token ids", True, "3 tokens", "3 tokens")
 REMARK = Check("padding token", False, "0", "1", way_out="", required=False)
@@ -129,8 +131,8 @@ def test_nothing_follows_from_timings_in_doubt(pair, monkeypatch):
     """A draft step of 2.9 target steps by a smaller model, and a pass that takes less than one
     position: they are taken again, and then no speedup is named. On a busy machine neither."""
     wrong, fine = Costs(2.919, [0.37] * 4), Costs(0.1, [1.2] * 4)
-    plan = doctor.Plan(pair.target.name, pair.draft.name, gamma=3, max_new_tokens=4)
-    case = checks.Case(plan)
+    plan = doctor.Plan(pair.target.name, pair.draft.name, drafting=Drafting(3), max_new_tokens=4)
+    case = Case(plan)
     case.target, case.draft = pair.target, pair.draft
     case.sources, case.rows, case.alpha = [[3, 1]], [], 0.9
     asked, told, load = [], [], 0.1
@@ -189,7 +191,7 @@ def test_entropies():
 
 def test_the_distribution_of_two_tokens(pair):
     """It sums to one; first tokens that end a row, or are not likely, stand alone."""
-    case = checks.Case(doctor.Plan(pair.target.name, pair.draft.name, TEXTS))
+    case = Case(doctor.Plan(pair.target.name, pair.draft.name, TEXTS))
     case.target, case.draft = pair.target, pair.draft
     source = pair.target.tokenizer(TEXTS[0])["input_ids"]
     method = case.speculative(Sampling())
