@@ -70,7 +70,7 @@ from .tuning.recommendation import (
     Candidate as Candidate,
     Selection as Selection,
 )
-from .tuning.selection import select as select
+from .tuning.tune import select as select
 from .tuning.tune import tune as tune
 from .types import (
     Inputs as Inputs,

@@ -12,7 +12,7 @@ from experiments.reproduce.pages import Section
 from experiments.when import sweep, synthetic
 from experiments.when.sweep import ORACLE, Tables
 from experiments.when.synthetic import Chances
-from specjax.measure import report, stopwatch
+from specjax.measure import costing, report
 from specjax.measure.provenance import Results
 from specjax.policies import Costs
 from specjax.replay import rollouts
@@ -107,9 +107,9 @@ def passes(tables: Tables, gamma_max: int) -> list[float]:
 
 def narrow(tables: Tables, gamma_max: int) -> dict[str, Costs]:
     """The same, were policies' passes as narrow as drafts, and one without a draft a plain step."""
-    shared = tables[stopwatch.POLICIES].as_row()
+    shared = tables[costing.POLICIES].as_row()
     shared |= {"verify": [shared["token"], *passes(tables, gamma_max)], "rest": 0.0}
-    return {**tables, stopwatch.POLICIES: Costs(**shared)}
+    return {**tables, costing.POLICIES: Costs(**shared)}
 
 
 def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
@@ -120,7 +120,7 @@ def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
 def cost_columns(tables: Tables, gamma_max: int) -> dict[str, float]:
     """c, and the line first + verify·(γ − 1) through what else rounds of each static γ take, in
     target steps."""
-    shared = tables[stopwatch.POLICIES]
+    shared = tables[costing.POLICIES]
     rest = np.array(passes(tables, gamma_max)) / float(shared.token)
     verify, first = np.polyfit(np.arange(gamma_max), rest, 1) if gamma_max > 1 else (0.0, rest[0])
     return {"c": shared.c, "first": float(first), "verify": float(verify)}

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from experiments import by_loop
 from experiments.when import synthetic
 from experiments.when.synthetic import Chances
-from specjax.measure import stopwatch
+from specjax.measure import costing
 from specjax.measure.provenance import Results
 from specjax.policies import Costs, Policy, constant, parse
 from specjax.policies.loading import takes
@@ -85,7 +85,7 @@ def bound(found: Rollouts, tables: Sequence[Tables], config, draws: int = 1) -> 
     """For each table of costs: what plain decoding and the oracle take."""
     key, bounds = jax.random.key(config.seed), []
     for costs in tables:
-        loops = [costs[stopwatch.POLICIES], *static_costs(found, costs).values()]
+        loops = [costs[costing.POLICIES], *static_costs(found, costs).values()]
         plain, ways = replay.oracle_ways(found, key, loops, draws=draws)
         bounds.append((plain * draws, ways[..., 0].sum(axis=0)))
     return bounds
@@ -109,7 +109,7 @@ def compare(
     where: list[dict[str, int]] = [{} for _ in tables]
     for name, settings in config.policies.to_dict().items():
         for at, costs in zip(where, tables, strict=True):
-            with_costs = {"costs": costs[stopwatch.POLICIES]} if takes(name, "costs") else {}
+            with_costs = {"costs": costs[costing.POLICIES]} if takes(name, "costs") else {}
             if with_costs or at is where[0]:  # without costs it does the same at all
                 made.append(parse(name, **settings, **with_costs))
             at[name] = len(made) - 1
@@ -121,7 +121,7 @@ def compare(
     rows = []
     for costs, at, (plain, oracle) in zip(tables, where, bounds, strict=True):
         static = {g: took(g - 1, table) for g, table in static_costs(found, costs).items()}
-        policies = {name: took(i, costs[stopwatch.POLICIES]) for name, i in at.items()}
+        policies = {name: took(i, costs[costing.POLICIES]) for name, i in at.items()}
         rows.append(judge({0: plain, **static}, policies, oracle, config))
     return rows
 

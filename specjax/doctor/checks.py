@@ -30,7 +30,8 @@ from specjax.doctor.verdicts import Finding
 from specjax.drafters.base import ByModel, Drafter
 from specjax.drafters.observing import guesses
 from specjax.loop import Method
-from specjax.measure import doubts, metrics, stopwatch
+from specjax.measure import costing, doubts, metrics
+from specjax.measure.stopwatch import Stopwatch
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.memory import dtype_of, memory_free
@@ -437,14 +438,12 @@ def speed(case: Case) -> Finding:
     """Measure c and v(γ), at batch 1 on the longest text."""
     plan, method = case.plan, case.speculative(case.plan.sampling)
     gamma, longest = method.gamma_max, [max(case.sources, key=len)]
-    run: dict[str, Any] = {"max_new_tokens": plan.budget, "key": plan.randomness}
     smaller = drafters.parameters(case.draft, case.target) < sum(
         leaf.size for leaf in jax.tree.leaves(case.target.model)
     )
     for repeats in (REPEATS, AGAIN):
-        case.costs = stopwatch.costs_of(
-            method, case.target, longest, [1, gamma], repeats=repeats, **run
-        )
+        watch = Stopwatch(case.target, plan.budget, plan.randomness, repeats=repeats)
+        case.costs = costing.costs_of(watch, method, longest, [1, gamma])
         wrong = doubts.contradictions(gamma, case.costs.c, case.costs.v(gamma), smaller=smaller)
         if not wrong:
             break

@@ -168,7 +168,25 @@ def alpha_of_outputs(
             f"{rules.label(method.rule)} decides about tokens in its own way and inherits "
             "`acceptance`, which is another rule's: define it, or measure α without the rule."
         )
-    found = by_prefix(overlaps, method, target, texts, outputs, batch_size, max_source_len)
+    return alpha_of(method, target, texts, outputs, batch_size, max_source_len)
+
+
+def alpha_of(
+    method: Speculative,
+    target: Checkpoint,
+    texts: Sequence[Text],
+    outputs: Sequence[Sequence[int]],
+    batch_size: int,
+    max_source_len: int | None = None,
+    max_new_tokens: int = 0,
+) -> Alpha:
+    """Measure α of a loop's rule and drafter over known outputs, as `along.by_prefix` visits them.
+
+    Args:
+      max_new_tokens: as in `along.batches`.
+    """
+    run = method, target, texts, outputs, batch_size, max_source_len, max_new_tokens
+    found = by_prefix(overlaps, *run)
     value, low, high = mean_interval(found)
     if not np.isfinite(value):
         raise FloatingPointError(
@@ -182,7 +200,7 @@ def alpha_of_outputs(
         high if enough else None,
         sum(len(row) for row in found),
         found,
-        "" if rules.exactness(method.rule, sampling) else rules.label(method.rule),
+        "" if rules.exactness(method.rule, method.sampling) else rules.label(method.rule),
     )
 
 

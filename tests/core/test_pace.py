@@ -133,10 +133,8 @@ def test_a_forecast_comes_before_measurements(pair, minutes):
 
 def test_without_a_limit_everything_is_timed(pair):
     said: list[str] = []
-    trial = specjax.tuning.candidates.Trial(
-        pair.target, TEXTS[:2], ["lookup"], minutes=0, say=said.append, **RUN
-    )
-    found = trial.measure("lookup")
+    chosen = specjax.select(pair.target, ["lookup"], TEXTS[:2], minutes=0, say=said.append, **RUN)
+    (found,) = chosen.candidates
     assert not found.dropped
     assert found.speedup > 0
     assert "timing plain decoding and speculative, turn 4 of 4" in said

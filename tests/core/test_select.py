@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import time
+import types
 import weakref
 from typing import ClassVar
 
@@ -24,11 +25,16 @@ from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.support import named
 from specjax.support.named import short
-from specjax.tuning.candidates import Trial
+from specjax.tuning.candidates import Candidates
+from specjax.tuning.job import Job
 from specjax.tuning.members import smaller_members
 from specjax.tuning.recommendation import Candidate, reasons, recommend, why_not
 
 BUDGET = 24
+
+
+def trial(target, texts, drafts=(), gammas=(1,), nodes=(), timed_inputs=16, repeats=5, **job):
+    return Candidates(Job(target, texts, **job), drafts, gammas, nodes, timed_inputs, repeats)
 
 
 # The words, of candidates that were never measured.
@@ -175,19 +181,18 @@ class OneAhead(ModelDrafter):
 
 
 @pytest.mark.sweep
-def test_gamma_by_the_rates_of_each_position(pair, monkeypatch):
+def test_gamma_by_the_rates_of_each_position(pair):
     """Where the first token is as good as the target's and no other comes, one token is drafted.
     α, which asks for first tokens alone, would take the longest draft."""
-    trial = Trial(pair.target, TEXTS[:4], max_new_tokens=BUDGET, gammas=(1, 2, 4))
+    made = trial(pair.target, TEXTS[:4], max_new_tokens=BUDGET, gammas=(1, 2, 4))
     drafter = OneAhead(pair.twin.model)
-    longest = trial._method(drafter, 4)
+    longest = made._method(drafter, 4)
     always = metrics.Alpha(1.0, None, None, 60, [np.ones(60)])
-    expected = trial._expected("one ahead", longest, always)
+    expected = made._expected("one ahead", longest, always)
     assert expected == {1: 2.0, 2: 2.0, 4: 2.0}
-    monkeypatch.setattr(trial, "_method", lambda _, gamma: gamma)
-    chosen = trial._best_chain(drafter, expected, Costs(0.1, [1.0] * 5))
-    assert (chosen.gamma, chosen.tokens) == (1, 2.0)
-    along = trial._expected("twin", trial.__class__._method(trial, pair.twin, 4), always)
+    chosen = made._best_chain(longest, [1, 4], expected, Costs(0.1, [1.0] * 5))
+    assert (chosen.gamma, chosen.tokens, chosen.method.gamma_max) == (1, 2.0, 1)
+    along = made._expected("twin", made._method(pair.twin, 4), always)
     assert along == {1: 2.0, 2: 3.0, 4: 5.0}
 
 
@@ -299,8 +304,9 @@ def test_what_is_chosen_decodes(pair, monkeypatch):
         speedup = speedups[name] + (0.5 if tree else 0.0)
         return candidate(name=name, speedup=speedup, tree=shape, gammas=(1,), load=0.0)
 
-    monkeypatch.setattr(Trial, "measure", measure)
-    monkeypatch.setattr(Trial, "_decode", lambda *_: [[3, 4, 5]])
+    monkeypatch.setattr(Candidates, "measure", measure)
+    rows = [types.SimpleNamespace(tokens=[3, 4, 5])]
+    monkeypatch.setattr(Candidates, "_rows", lambda *_: rows)
     run = {"max_new_tokens": 4}
     drafts = [pair.draft, "bigram", "lookup"]
     plain, kept = specjax.generate(pair.target, None, TEXTS[:2], **run), []
@@ -428,11 +434,10 @@ def test_a_prediction_counts_what_lies_between_the_phases(pair, monkeypatch):
 @pytest.mark.sweep
 def test_counts_are_of_inputs_that_are_not_measured(pair):
     """Over the outputs of the first half; and α at temperature 1 beside the greedy agreement."""
-    trial = Trial(
+    found = trial(
         pair.target, ["", *TEXTS], ["bigram"], sampling=specjax.Sampling(), key=0,
-        max_new_tokens=BUDGET, gammas=(1,), timed_inputs=2, repeats=1,
-    )  # fmt: skip
-    found = trial.measure("bigram")
+        max_new_tokens=BUDGET, timed_inputs=2, repeats=1,
+    ).measure("bigram")  # fmt: skip
     key = jax.random.key(0)
     generate = functools.partial(
         specjax.generate, pair.target, None, max_new_tokens=BUDGET, temperature=1.0, key=key
@@ -461,25 +466,25 @@ def test_counts_are_of_inputs_that_are_not_measured(pair):
 
 def test_an_input_that_is_given_twice_is_not_counted_and_measured(pair):
     """A list that repeats itself: its second half is its first."""
-    trial = Trial(pair.target, [*TEXTS, *(f"{text} " for text in TEXTS)], ["unigram"])
-    assert trial._counted == [f"{text} " for text in TEXTS[: len(TEXTS) // 2]]
-    assert [text.strip() for text in trial._measured] == 2 * TEXTS[len(TEXTS) // 2 :]
+    made = trial(pair.target, [*TEXTS, *(f"{text} " for text in TEXTS)], ["unigram"])
+    assert made._counted == [f"{text} " for text in TEXTS[: len(TEXTS) // 2]]
+    assert [text.strip() for text in made._measured] == 2 * TEXTS[len(TEXTS) // 2 :]
     with pytest.raises(ValueError, match=r"1 different input\(s\) are too few"):
-        Trial(pair.target, ["one", "one "], ["bigram"])
+        trial(pair.target, ["one", "one "], ["bigram"])
 
 
 def test_inputs_may_be_token_ids(pair):
     """Repeated and empty lists of ids are handled as repeated and blank texts."""
     ids = [[3, 4, 5], (6, 7), [8], [9, 10], [3, 4, 5]]
-    trial = Trial(pair.target, [*ids, [], "one"], ["unigram"])
-    assert trial._counted == [[3, 4, 5], (6, 7)]
-    assert trial._measured == [[8], [9, 10], "one"]
-    assert all(len(output) > 0 for output in trial._outputs)
+    made = trial(pair.target, [*ids, [], "one"], ["unigram"])
+    assert made._counted == [[3, 4, 5], (6, 7)]
+    assert made._measured == [[8], [9, 10], "one"]
+    assert all(len(output) > 0 for output in made._outputs)
 
 
 def test_ngrams_need_inputs_that_are_kept_for_them(pair):
     """Without such a draft a trial measures on all inputs, and has none to count."""
-    found = Trial(pair.target, TEXTS, max_new_tokens=BUDGET, gammas=(1,)).measure("bigram")
+    found = trial(pair.target, TEXTS, max_new_tokens=BUDGET).measure("bigram")
     assert "n-grams count outputs of inputs that nothing is measured on" in found.problem
 
 
@@ -498,7 +503,7 @@ def test_ngrams_need_inputs_that_are_kept_for_them(pair):
 )
 def test_options_out_of_range(pair, options, message):
     with pytest.raises(ValueError, match=message):
-        Trial(pair.target, **{"texts": TEXTS, **options})
+        trial(pair.target, **{"texts": TEXTS, **options})
 
 
 def test_a_name_is_no_list_of_drafts(pair):
