@@ -1,7 +1,7 @@
 """`generate` and `stream`: texts in, texts out. Nothing here reads a clock; `tune` does."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from jax import Array
 from jaxtyping import Key
@@ -15,8 +15,8 @@ from specjax.policies import Policy
 from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
 from specjax.sampling import Filter, Sampling, as_sampling, key_for
-from specjax.settings import Settings
-from specjax.support.ranges import truth
+from specjax.settings import Drafting, Settings
+from specjax.support.ranges import shown, truth
 from specjax.support.renamed import refuses
 from specjax.trees import Shape
 from specjax.types import Text
@@ -43,7 +43,7 @@ def generate(
     policy: Policy | str | None = None,
     passes: Sequence[int] = (),
     tree: Shape | str | None = None,
-    settings: Settings | None = None,
+    settings: Drafting | None = None,
     rounds: bool = False,
     carry: bool = False,
     check_tokens: bool = True,
@@ -152,7 +152,7 @@ def stream(
     policy: Policy | str | None = None,
     passes: Sequence[int] = (),
     tree: Shape | str | None = None,
-    settings: Settings | None = None,
+    settings: Drafting | None = None,
     rounds: bool = False,
     carry: bool = False,
     check_tokens: bool = True,
@@ -213,7 +213,7 @@ def _decode(
     policy: Policy | str | None,
     passes: Sequence[int],
     tree: Shape | str | None,
-    settings: Settings | None,
+    settings: Drafting | None,
     rounds: bool,
     carry: bool,
     check_tokens: bool,
@@ -226,20 +226,11 @@ def _decode(
       eager, every: see `decoding.as_they_end`; for the others see `generate`.
     """
     decoding.check_texts(texts)
-    for name, value in (("rounds", rounds), ("carry", carry), ("check_tokens", check_tokens)):
+    for name, value in (("rounds", rounds), ("carry", carry)):
         truth(name, value)
-    method = _method(
-        target,
-        draft,
-        settings,
-        sampling=sampling,
-        check_tokens=check_tokens,
-        gamma=gamma,
-        rule=rule,
-        policy=policy,
-        passes=passes,
-        tree=tree,
-    )
+    given = Drafting(gamma, policy, None, tree, rule, passes, check_tokens)
+    drafting = _beside(settings, given)
+    method = decoding.build(target, draft, drafting, sampling=sampling)
     if carry:
         decoding.check_carry(method)
     events = decoding.as_they_end(
@@ -257,37 +248,31 @@ def _decode(
         eager=eager,
         every=every,
     )
-    if settings is not None and len(texts):
+    if isinstance(drafting, Settings) and len(texts):
         rows = min(batch_size, len(texts) * samples)
         used = decoding.conditions(method, target, draft, rows, max_new_tokens)
-        settings.warn_of_other_use(used)
+        drafting.warn_of_other_use(used)
     return events, method
 
 
-def _method(
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | str | None,
-    settings: Settings | None,
-    *,
-    sampling: Sampling,
-    check_tokens: bool,
-    **how: Any,
-) -> Method:
-    """Build the loop by settings, or by the arguments of `decoding.build` that these replace.
-
-    Raises:
-      ValueError: settings and one of these arguments are both given.
-    """
+def _beside(settings: Drafting | None, given: Drafting) -> Drafting:
+    """How to draft: by the settings, or by the arguments that these replace; not by both."""
     if settings is None:
-        decoding.check_depth(how["gamma"], how["tree"])
-        return decoding.build(target, draft, sampling=sampling, check_tokens=check_tokens, **how)
-    for name, value in how.items():
-        if value is not None and not (isinstance(value, tuple | list) and not value):
+        decoding.check_depth(given)
+        return given
+    if not isinstance(settings, Drafting):
+        raise ValueError(
+            f"settings={shown(settings)} must be a specjax.Settings: `specjax.tune` makes it, and "
+            "`specjax.Settings.load` reads it from a file."
+        )
+    for name in given.given():
+        if name != "check_tokens":
             raise ValueError(
                 f"settings and {name} are both given: settings say how to draft. Leave one out, "
                 "or change the settings with dataclasses.replace."
             )
-    return decoding.tuned(target, draft, settings, sampling=sampling, check_tokens=check_tokens)
+    check_tokens = settings.check_tokens and given.check_tokens
+    return dataclasses.replace(settings, check_tokens=check_tokens)
 
 
 def _sampling(

@@ -1,79 +1,168 @@
-"""Settings of a tuned run: a value that `specjax.tune` makes and `specjax.generate` takes."""
+"""How to draft, as one value: `Drafting`, and the `Settings` that `specjax.tune` returns."""
 
 import dataclasses
 import math
 import os
 import pathlib
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypedDict
 
+import numpy as np
+
+from specjax import trees
 from specjax.batching import bucket
+from specjax.contracts import check_part
+from specjax.policies import Policy
 from specjax.policies.costs import Costs, checked
+from specjax.rules import AcceptanceRule
 from specjax.support import files, runs
-from specjax.support.ranges import shown, whole
+from specjax.support.ranges import listed, shown, truth, whole
+from specjax.trees import Shape
+
+MAX_GAMMA = 1024
+
+
+class Fields(TypedDict, total=False):
+    """The fields of `Drafting`, as keyword arguments."""
+
+    gamma: int | None
+    policy: Policy | str | None
+    costs: Costs | None
+    tree: Shape | str | None
+    rule: AcceptanceRule | str | None
+    passes: Sequence[int]
+    check_tokens: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Settings:
-    """Drafting arguments of `generate` that suit one machine, pair and batch size.
+class Drafting:
+    """How rounds draft and what they accept. Parts are values, or names as flags write them.
 
-    For example:
+        Drafting(gamma=7, policy="svip(threshold=0.3)")
+        Drafting(tree=specjax.trees.fixed(3, 2, 1), rule=specjax.rules.Block())
+
+    Raises:
+      ValueError: a number out of range, or a value that is no such part. Names are looked up when
+        a loop is built.
+    """
+
+    gamma: int | None = None
+    """Drafted tokens per target call; with a policy the most. None: 4, or the depth of the tree."""
+    policy: Policy | str | None = None
+    """How long drafts are, and which of their tokens are verified; None: gamma, always."""
+    costs: Costs | None = None
+    """Times of rounds and calls on the machine that measured them, for a policy's name. Seconds."""
+    tree: Shape | str | None = None
+    """The shape of drafts; None: a chain."""
+    rule: AcceptanceRule | str | None = None
+    """The acceptance rule; None: the paper's, `rules.Token()`."""
+    passes: Sequence[int] = ()
+    """Numbers of positions of smaller verify passes, for all rows of the batch together."""
+    check_tokens: bool = True
+    """Whether to refuse a draft whose tokens are not the target's."""
+
+    min_gamma: ClassVar[int] = 1
+
+    def __post_init__(self):
+        """Check types and ranges; ValueError that names the field."""
+        given: dict[str, Any] = {
+            "policy": self._part("policy"),
+            "rule": self._part("rule"),
+            "costs": checked(self.costs),
+            "passes": _sizes(self.passes),
+            "check_tokens": truth("check_tokens", self.check_tokens),
+        }
+        if self.gamma is not None:
+            given["gamma"] = whole("gamma", self.gamma, f"[{self.min_gamma}, ∞)")
+            interval = f"[{self.min_gamma}, {MAX_GAMMA}]"
+            whole("gamma", self.gamma, interval, "a row never drafts past its max_new_tokens")
+        if not isinstance(self.tree, str):
+            trees.parse(self.tree)
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    def _part(self, name: str) -> Any:
+        value = getattr(self, name)
+        if value is not None and not isinstance(value, str):
+            check_part(name, value, ", or its name")
+        return value or None if isinstance(value, str) else value
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of drafts; ValueError if there is none of its name."""
+        return trees.parse(self.tree)
+
+    def given(self) -> dict[str, Any]:
+        """The fields of `Drafting` that are not its defaults."""
+        fields = dataclasses.fields(Drafting)
+        return {one.name: getattr(self, one.name) for one in fields if not self._is_default(one)}
+
+    def _is_default(self, field: dataclasses.Field) -> bool:
+        value = getattr(self, field.name)
+        return type(value) is type(field.default) and value == field.default
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all fields and all costs are equal; unknown times are equal."""
+        return isinstance(other, Drafting) and self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        left_out = ("costs", "tree") if self.shape == trees.chain() else ("costs",)
+        kept = {name: value for name, value in self.given().items() if name not in left_out}
+        fields = ", ".join(f"{name}={value!r}" for name, value in kept.items())
+        return f"{type(self).__name__}({fields})"
+
+    def as_row(self) -> dict[str, Any]:
+        """The fields as JSON has them, parts by their names; an unknown time is None.
+
+        Raises:
+          ValueError: a policy or rule that is no name.
+        """
+        row = self._values()
+        for name in ("policy", "rule"):
+            if not isinstance(row[name] or "", str):
+                raise ValueError(f"{name}={shown(row[name])} has no name, which a file holds.")
+            row[name] = row[name] or ""
+        if self.check_tokens:  # as in files of 0.2, whose runs are still continued
+            del row["check_tokens"]
+        return row
+
+    def _values(self) -> dict[str, Any]:
+        tree = self.tree if isinstance(self.tree, str) else trees.text_of(self.shape)
+        costs = self.costs and {
+            name: None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in self.costs.as_row().items()
+        }
+        return vars(self) | {"costs": costs, "tree": tree}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Settings(Drafting):
+    """Drafting that suits one machine, pair and batch size, as `specjax.tune` finds it.
 
         settings = specjax.tune(target, draft, texts)
         settings.save("settings.json")
         specjax.generate(target, draft, texts, settings=specjax.Settings.load("settings.json"))
+
+    γ = 0: plain decoding is the fastest.
     """
 
-    gamma: int
-    """Drafted tokens per target call, with a policy at most; 0: plain decoding is the fastest."""
-    policy: str = ""
-    """Name of a draft-length policy, with its settings; empty: γ tokens in every round."""
-    costs: Costs | None = None
-    """Times of rounds and calls on the machine that measured them, for the policy. Seconds."""
-    tree: str = "chain"
-    rule: str = ""
-    """Name of the acceptance rule; empty: the paper's."""
-    passes: tuple[int, ...] = ()
-    """Numbers of positions of smaller verify passes, as in `generate`."""
     words: str = ""
     """The findings of `tune` in words, with the reasons for these settings."""
     tuned_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Models, dtype, device, sampling, batch size and limit that `tune` measured with, as
     `decoding.conditions` describes them; empty: not known."""
 
+    min_gamma: ClassVar[int] = 0
+
     def __post_init__(self):
-        """Check types and ranges; ValueError that names the field."""
-        passes = self.passes
-        if not isinstance(passes, tuple | list):
-            raise ValueError(f"passes={shown(passes)} must be a list of whole numbers.")
-        given = {
-            "gamma": whole("gamma", self.gamma, "[0, ∞)", "0 is plain decoding"),
-            "passes": tuple(whole("passes", size, "[1, ∞)") for size in passes),
-            "costs": checked(self.costs),
-        }
-        for name in ("policy", "tree", "rule", "words"):
-            if not isinstance(value := getattr(self, name), str):
-                raise ValueError(f"{name}={shown(value)} must be a text.")
+        super().__post_init__()
+        if not isinstance(self.words, str):
+            raise ValueError(f"words={shown(self.words)} must be a text.")
         if not isinstance(self.tuned_for, Mapping):
             raise ValueError(f"tuned_for={shown(self.tuned_for)} must be values by name.")
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether all fields and all costs are equal; unknown times are equal."""
-        return isinstance(other, Settings) and self.as_row() == other.as_row()
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        kept = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in ("costs", "words", "tuned_for")
-            and getattr(self, field.name) != field.default
-        }
-        return f"Settings({', '.join(f'{name}={value!r}' for name, value in kept.items())})"
 
     def __str__(self) -> str:
         return "\n".join(part for part in (repr(self), self.words) if part)
@@ -83,8 +172,7 @@ class Settings:
         files.write_json(pathlib.Path(path), self.as_row())
 
     def as_row(self) -> dict[str, Any]:
-        """The fields as JSON has them; an unknown time is None."""
-        row = vars(self) | {"costs": None if self.costs is None else _as_json(self.costs)}
+        row = super().as_row()
         if not self.tuned_for:  # as in a file without this field, whose run is still continued
             del row["tuned_for"]
         return row
@@ -94,15 +182,13 @@ class Settings:
         """Read settings that `save` wrote; ValueError if the file holds anything else."""
         files.check_regular(pathlib.Path(path))
         row = files.read_json(pathlib.Path(path))
-        known = {field.name for field in dataclasses.fields(cls)}
         widths = row.pop("widths", ())  # of 0.2: positions of each row
-        if "gamma" not in row or not set(row) <= known:
-            raise ValueError(f"{os.fspath(path)} holds no settings: `Settings.save` writes them.")
         try:
-            costs = row.get("costs")
+            whole("gamma", row.get("gamma"), "[0, ∞)", "0 is plain decoding")
             if widths:
                 rows = bucket(row.get("tuned_for", {}).get("batch_size", 1))
                 row["passes"] = [width * rows for width in widths]
+            costs = row.get("costs")
             return cls(**row | {"costs": None if costs is None else Costs.from_row(costs)})
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -121,8 +207,6 @@ class Settings:
             )
 
 
-def _as_json(costs: Costs) -> dict[str, Any]:
-    return {
-        name: None if isinstance(value, float) and math.isnan(value) else value
-        for name, value in costs.as_row().items()
-    }
+def _sizes(passes: Any) -> tuple[int, ...]:
+    given = listed("passes", passes) if np.ndim(passes) == 0 or len(passes) else ()
+    return tuple(whole("passes", size, "[1, ∞)") for size in given)

@@ -13,10 +13,11 @@ from experiments.beam.search import Hypothesis, Stats, n_best
 from specjax.batching import bucket
 from specjax.checkpoints.compatibility import check_pair
 from specjax.decoding import check_finite, check_room, pack_for, text_of, tokenize
-from specjax.decoding.methods import A_CHECKPOINT, CHECKPOINT, MAX_GAMMA
+from specjax.decoding.methods import A_CHECKPOINT, CHECKPOINT
 from specjax.decoding.texts import check_budget
 from specjax.defaults import BATCH_SIZE, GAMMA, NEW_TOKENS
 from specjax.models.checkpoint import Checkpoint
+from specjax.settings import MAX_GAMMA
 from specjax.support import memory_maps
 from specjax.support.ranges import has, number, whole
 from specjax.types import Text

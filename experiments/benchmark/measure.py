@@ -150,7 +150,7 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
     assert draft is not None, "a case of two models"
     methods: dict[str, Method] = {
         PLAIN: plain_of(case, target),
-        SILENT: decoding.speculative(
+        SILENT: decoding.build(
             target,
             draft,
             gamma=case.gamma,
@@ -200,7 +200,7 @@ def build(case: Case, target: Checkpoint, draft: Checkpoint) -> Speculative:
     """The speculative loop with the case's rule."""
     rule = None if case.weights == "agreeing" else forced.ForcedRule(jnp.float32(case.alpha))
     chosen = Sampling(case.temperature)
-    return decoding.speculative(target, draft, gamma=case.gamma, sampling=chosen, rule=rule)
+    return decoding.build(target, draft, gamma=case.gamma, sampling=chosen, rule=rule)
 
 
 def plain_of(case: Case, target: Checkpoint) -> Autoregressive:

@@ -145,7 +145,7 @@ def cost(
 def method(on: Study, draft: str, temperature: float, gamma: int) -> Speculative:
     """The speculative loop with this draft."""
     sampling = on.sampling(temperature)
-    return decoding.speculative(on.target, on.draft(draft), gamma=gamma, sampling=sampling)
+    return decoding.build(on.target, on.draft(draft), gamma=gamma, sampling=sampling)
 
 
 def best(on: Study, which: int = 0) -> dict[str, Any]:

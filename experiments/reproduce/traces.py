@@ -26,7 +26,7 @@ def measure(on: Study, _) -> dict[str, Any]:
     best, tree = speedups.best(on, -1), on.config.tree
     sampling = on.sampling(best["temperature"])
     draft, gamma = on.draft(best["draft"]), best["gamma"]
-    method = decoding.with_draft(on.target, draft, gamma=gamma, sampling=sampling, tree=tree)
+    method = decoding.build(on.target, draft, gamma=gamma, sampling=sampling, tree=tree)
     command_line.say("compiling a round, and decoding one output round by round")
     texts, index = on.shown
     rounds = figure1.trace(method, *speedups.start(on, method, texts, index))

@@ -105,7 +105,7 @@ def collect(
     found: list[Seen] = []
     for temperature in config.temperatures:
         distribution = Sampling(temperature)
-        method = decoding.speculative(target, draft, gamma=config.gamma, sampling=distribution)
+        method = decoding.build(target, draft, gamma=config.gamma, sampling=distribution)
         for at in tqdm(
             range(0, len(sources), config.batch_size), desc=f"T={temperature:g}", disable=None
         ):

@@ -157,10 +157,11 @@ def read_settings(args, config) -> Settings | None:
                 "the settings already have it. Leave one out."
             )
     found = Settings.load(args.settings)
+    row = found.as_row()
     for field in defaults.TUNED:
-        config[field] = getattr(found, field)
+        config[field] = row[field]
     with config.unlocked():  # costs decide how long drafts are, so they belong to the output
-        config.settings = runs.fingerprint(found.as_row())
+        config.settings = runs.fingerprint(row)
     return found
 
 

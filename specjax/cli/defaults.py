@@ -7,6 +7,7 @@ import ml_collections
 
 from specjax import defaults
 from specjax.sampling import Sampling
+from specjax.settings import Drafting
 
 DTYPES = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 """Values of the field dtype."""
@@ -137,6 +138,11 @@ def help_of(fields: Fields) -> str:
 def sampling(config) -> Sampling:
     """Build the sampling of a config from its four fields."""
     return Sampling(config.temperature, config.top_k, config.top_p, config.filters)
+
+
+def drafting(config) -> Drafting:
+    """Build the drafting of a config from its fields."""
+    return Drafting(**{name: config[name] for name in (*TUNED, "check_tokens") if name in config})
 
 
 def precision(config) -> dict[str, Any]:

@@ -1,22 +1,21 @@
 """The models of a command's config, and the loop that decodes with them."""
 
+import dataclasses
 import os
 import sys
 import warnings
-from typing import Any
 
 from specjax import checkpoints, decoding, drafters, policies, rules, trees
 from specjax.checkpoints.compatibility import check_pair
 from specjax.checkpoints.loading import check_memory as check_parameters
 from specjax.cli import defaults
-from specjax.decoding.methods import MAX_GAMMA
 from specjax.drafters.base import Drafter
 from specjax.drafters.loading import NAMES as DRAFTERS
 from specjax.loop import Method
 from specjax.measure.timing import Say, silent
 from specjax.models import meshes, sharding
 from specjax.models.memory import check_fits
-from specjax.settings import Settings
+from specjax.settings import MAX_GAMMA, Settings
 from specjax.support import command_line, named
 from specjax.support.ranges import whole
 from specjax.tuning import fitting, trials
@@ -108,21 +107,11 @@ def method_of(
     tuned: Settings | None = None,
 ) -> Method:
     """Build the loop, by the settings if there are any; a policy that lacks costs comes later."""
-    how: dict[str, Any] = {
-        "sampling": defaults.sampling(config),
-        "check_tokens": config.get("check_tokens", True),
-    }
-    if tuned is not None:
-        return decoding.tuned(target, draft, tuned, **how)
-    return decoding.build(
-        target,
-        draft,
-        gamma=config.gamma,
-        rule=config.rule or None,
-        policy=None if lacks_costs(config) else config.policy or None,
-        tree=config.tree,
-        **how,
-    )
+    drafting = defaults.drafting(config) if tuned is None else tuned
+    if lacks_costs(config) and tuned is None:
+        drafting = dataclasses.replace(drafting, policy=None)
+    drafting = dataclasses.replace(drafting, check_tokens=config.get("check_tokens", True))
+    return decoding.build(target, draft, drafting, sampling=defaults.sampling(config))
 
 
 def with_costs(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
@@ -161,7 +150,6 @@ def job(
         config.seed,
         config.max_source_len or None,
         config.batch_size,
-        config.get("check_tokens", True),
         minutes,
         say,
         config.get("samples", 1),

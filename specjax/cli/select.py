@@ -115,7 +115,8 @@ def measure(
         minutes = config.get("minutes", MINUTES)
         job = pairs.job(config, target, texts, minutes, lambda what: say(f"{label}{what}"))
         kept = config.gammas, config.nodes, config.timed_inputs, config.repeats
-        return Candidates(job, drafts, *kept, precision["dtype"])
+        check_tokens = config.get("check_tokens", True)
+        return Candidates(job, drafts, *kept, precision["dtype"], check_tokens)
 
     run = runs.fingerprint(runs.settings(config), drafts, texts)
     wanted = [

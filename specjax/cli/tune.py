@@ -28,7 +28,7 @@ from specjax.defaults import MINUTES
 from specjax.measure import doubts
 from specjax.support import command_line
 from specjax.tuning.pace import check_minutes
-from specjax.tuning.tune import tuned
+from specjax.tuning.tune import tuned, with_passes
 
 
 def main(_) -> None:
@@ -52,8 +52,7 @@ def main(_) -> None:
         target, draft = pairs.load_pair(config)
         assert draft is not None  # of a speculative method
         job = pairs.job(config, target, texts, config.get("minutes", MINUTES), say)
-        policy = config.policy or None
-        found = tuned(job, draft, config.gamma, policy, config.tree, config.rule)
+        found = tuned(job, draft, with_passes(job, defaults.drafting(config)))
     print(found)
     if args.settings:
         found.save(args.settings)

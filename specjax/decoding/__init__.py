@@ -14,7 +14,6 @@ The names listed here are imported from here; all others, from their modules.
 
 from specjax.decoding.conditions import conditions
 from specjax.decoding.methods import (
-    branching,
     build,
     check_carry,
     check_depth,
@@ -24,8 +23,6 @@ from specjax.decoding.methods import (
     plain_if_preferred,
     plain_of,
     reads_batch,
-    speculative,
-    tuned,
     with_draft,
     with_policy,
 )
@@ -49,7 +46,6 @@ __all__ = [
     "Running",
     "as_they_end",
     "at_once",
-    "branching",
     "build",
     "check_carry",
     "check_depth",
@@ -73,11 +69,9 @@ __all__ = [
     "read_rows",
     "reads_batch",
     "rows_of",
-    "speculative",
     "stream",
     "text_of",
     "tokenize",
-    "tuned",
     "with_draft",
     "with_policy",
 ]

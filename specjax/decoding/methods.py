@@ -1,13 +1,11 @@
 """The loop that decodes, built from checkpoints, drafters and names; checks that they fit."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import jax.numpy as jnp
-import numpy as np
 
-from specjax import drafters, trees
+from specjax import drafters
 from specjax.autoregressive import Autoregressive
 from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.contracts import check_part
@@ -29,16 +27,15 @@ from specjax.pytrees import check_pytree
 from specjax.rules import AcceptanceRule, Token
 from specjax.rules import parse as parse_rule
 from specjax.sampling import Sampling
-from specjax.settings import Settings
+from specjax.settings import Drafting, Fields
 from specjax.speculative import Speculative
 from specjax.support import named
-from specjax.support.ranges import has, listed, shown, truth, whole
-from specjax.trees import BestFirst, Chain, FixedTree, Shape
+from specjax.support.ranges import has, whole
+from specjax.trees import BestFirst, Chain, FixedTree
 from specjax.trees.speculative import TreeSpeculative
+from specjax.types import Model
 
-MAX_GAMMA = 1024
 CHECKPOINT = ("model", "config", "eos_ids")
-OR_ITS_NAME = ", or its name"
 A_CHECKPOINT = "a checkpoint, as specjax.load and specjax.wrap give it"
 D = TypeVar("D")
 M = TypeVar("M", bound=Speculative | TreeSpeculative)
@@ -48,83 +45,56 @@ DRAFTER = ("vocab_size", "start", "begin", "extend", "logits", "observe")
 def build(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str | None,
+    drafting: Drafting | None = None,
     *,
-    gamma: int | None = None,
     sampling: Sampling,
-    rule: AcceptanceRule | str | None = None,
-    policy: Policy | str | None = None,
-    passes: Sequence[int] = (),
-    tree: Shape | str | None = None,
-    check_tokens: bool = True,
-) -> Method:
-    """Build the loop: `plain` where `draft` is None, else `with_draft`."""
-    if draft is None:
-        return plain(target, sampling, rule)
-    return with_draft(
-        target, draft, gamma=gamma, sampling=sampling, rule=rule, policy=policy, passes=passes,
-        tree=tree, check_tokens=check_tokens,
-    )  # fmt: skip
-
-
-def with_draft(
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | str,
-    *,
-    gamma: int | None = None,
-    tree: Shape | str | None = None,
-    **options: Any,
-) -> Speculative | TreeSpeculative:
-    """Build a loop with a draft: `speculative`, or `branching` where the tree is no chain.
+    **fields: Unpack[Fields],
+) -> Any:
+    """Build a `Method`: plain decoding where `draft` is None or γ is 0, else a chain's or a tree's.
 
     Args:
-      gamma: default `GAMMA`; a tree has its own depth and does not read it.
-      options: the arguments that both functions take.
-    """
-    shape = trees.parse(tree)
-    if not isinstance(shape, Chain):
-        return branching(target, draft, shape, **options)
-    return speculative(target, draft, gamma=GAMMA if gamma is None else gamma, **options)
-
-
-def check_depth(gamma: int | None, tree: Shape | str | None) -> None:
-    """Raise ValueError if a draft length is given for a tree, which has its own depth."""
-    if gamma is not None and not isinstance(trees.parse(tree), Chain):
-        raise ValueError(
-            f"gamma={gamma} beside tree={tree!r}: a tree has its own depth. Leave gamma out."
-        )
-
-
-def tuned(
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | str | None,
-    settings: Settings,
-    *,
-    sampling: Sampling,
-    check_tokens: bool = True,
-) -> Method:
-    """Build the loop that `settings` describe: plain decoding where their γ is 0.
+      drafting: default `Drafting()`.
+      fields: of `drafting`, replaced.
 
     Raises: as `generate`.
     """
-    if not isinstance(settings, Settings):
+    drafting = drafting or Drafting()
+    drafting = dataclasses.replace(drafting, **fields)
+    if draft is None or drafting.gamma == 0:
+        return plain(target, sampling, drafting.rule)
+    return with_draft(target, draft, drafting, sampling)
+
+
+def with_draft(
+    target: Checkpoint, draft: Checkpoint | Drafter | str, drafting: Drafting, sampling: Sampling
+) -> Speculative | TreeSpeculative:
+    """Build a loop with a draft. Checks that the pair fits, and for a tree that both can branch."""
+    shape, gamma = drafting.shape, GAMMA if drafting.gamma is None else drafting.gamma
+    target_model, drafter = pair(target, draft, check_tokens=drafting.check_tokens)
+    parts: dict[str, Any] = {
+        "target": target_model,
+        "drafter": drafter,
+        "rule": _rule(drafting.rule),
+        "sampling": sampling,
+        "eos_ids": jnp.asarray(target.eos_ids, jnp.int32),
+        "passes": drafting.passes,
+    }
+    made: Speculative | TreeSpeculative
+    if isinstance(shape, Chain):
+        made = Speculative(**parts, policy=constant(gamma), gamma_max=gamma)
+    else:
+        check_branches(target.name, target_model, drafter, shape)
+        made = TreeSpeculative(**parts, policy=constant(shape.depth), shape=shape)
+    return made if drafting.policy is None else with_policy(made, _policy(drafting))
+
+
+def check_depth(drafting: Drafting) -> None:
+    """Raise ValueError if a draft length is given for a tree, which has its own depth."""
+    if drafting.gamma is not None and not isinstance(drafting.shape, Chain):
         raise ValueError(
-            f"settings={shown(settings)} must be a specjax.Settings: `specjax.tune` makes it, and "
-            "`specjax.Settings.load` reads it from a file."
+            f"gamma={drafting.gamma} beside tree={drafting.tree!r}: a tree has its own depth. "
+            "Leave gamma out."
         )
-    policy: Policy | str | None = settings.policy or None
-    if settings.policy and settings.costs is not None:
-        policy = parse_with_costs(settings.policy, settings.costs)
-    return build(
-        target,
-        draft if settings.gamma else None,
-        gamma=settings.gamma,
-        sampling=sampling,
-        rule=settings.rule or None,
-        policy=policy,
-        passes=settings.passes,
-        tree=settings.tree,
-        check_tokens=check_tokens,
-    )
 
 
 def plain(
@@ -136,87 +106,24 @@ def plain(
     return Autoregressive(target.model, sampling, eos_ids, _rule(rule))
 
 
-def speculative(
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | str,
-    *,
-    gamma: int,
-    sampling: Sampling,
-    rule: AcceptanceRule | str | None = None,
-    policy: Policy | str | None = None,
-    passes: Sequence[int] = (),
-    check_tokens: bool = True,
-) -> Speculative:
-    """Build speculative decoding, as the jitted functions take it. Checks that the pair fits.
-
-    Raises: as `generate`.
-    """
-    fixed = constant(gamma)  # checks gamma, which bounds any policy
-    whole("gamma", gamma, f"[1, {MAX_GAMMA}]", "a row never drafts past its max_new_tokens")
-    target_model, drafter = pair(target, draft, check_tokens=check_tokens)
-    made = Speculative(
-        target=target_model,
-        drafter=drafter,
-        rule=_rule(rule),
-        policy=fixed,
-        sampling=sampling,
-        eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
-        gamma_max=int(gamma),
-        passes=_counts("passes", passes),
-    )
-    if policy is None:
-        return made
-    return with_policy(made, _policy(policy))
-
-
-def branching(
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | str,
-    shape: FixedTree | BestFirst,
-    *,
-    sampling: Sampling,
-    rule: AcceptanceRule | str | None = None,
-    policy: Policy | str | None = None,
-    passes: Sequence[int] = (),
-    check_tokens: bool = True,
-) -> TreeSpeculative:
-    """Build speculative decoding with trees. Checks that the pair fits and that both can branch.
-
-    Raises: as `generate`.
-    """
-    target_model, drafter = pair(target, draft, check_tokens=check_tokens)
-    if not getattr(target_model, "branches", False):
+def check_branches(
+    name: str, target: Model, drafter: Drafter, shape: FixedTree | BestFirst
+) -> None:
+    """Raise ValueError unless the target can score, and the drafter draft, such a tree."""
+    if not getattr(target, "branches", False):
         raise ValueError(
-            f"{target.name} cannot score a tree: its model takes no `layout` "
+            f"{name} cannot score a tree: its model takes no `layout` "
             '(specjax.types.BranchingModel). Take tree="chain".'
         )
     if not branches(drafter):
         raise ValueError(
             f'{type(drafter).__name__} drafts chains alone. Take another drafter, or tree="chain".'
         )
-    if isinstance(shape, BestFirst) and shape.width > target_model.vocab_size:
+    if isinstance(shape, BestFirst) and shape.width > target.vocab_size:
         raise ValueError(
-            f"width={shape.width}, but there are no more than {target_model.vocab_size} ids that a "
+            f"width={shape.width}, but there are no more than {target.vocab_size} ids that a "
             "node's children could have: lower width."
         )
-    made = TreeSpeculative(
-        target=target_model,
-        drafter=drafter,
-        rule=_rule(rule),
-        policy=constant(shape.depth),
-        sampling=sampling,
-        eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
-        shape=shape,
-        passes=_counts("passes", passes),
-    )
-    if policy is None:
-        return made
-    return with_policy(made, _policy(policy))
-
-
-def _counts(name: str, counts: Sequence[int]) -> tuple[int, ...]:
-    given = listed(name, counts) if np.ndim(counts) == 0 or len(counts) else ()
-    return tuple(whole(name, count, "[1, ∞)") for count in given)
 
 
 def check_models(target: Any, draft: Any) -> None:
@@ -240,7 +147,6 @@ def pair(
       ValueError: they do not fit.
     """
     check_models(target, draft)
-    truth("check_tokens", check_tokens)
     if isinstance(draft, str):
         draft = drafters.load(draft, target)
     if isinstance(draft, Checkpoint):
@@ -262,29 +168,32 @@ def _beside(target: Checkpoint, drafter: D) -> D:
 
 
 def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
-    if rule is None:
-        return Token()
-    rule = parse_rule(rule) if isinstance(rule, str) else rule
-    check_part("rule", rule, OR_ITS_NAME)
-    return rule
+    if isinstance(rule, str):
+        rule = parse_rule(rule)
+        check_part("rule", rule)
+    return Token() if rule is None else rule
 
 
-def _policy(policy: Policy | str) -> Policy:
-    if isinstance(policy, str) and needs_costs(policy):
+def _policy(drafting: Drafting) -> Any:
+    policy = drafting.policy
+    if not isinstance(policy, str):
+        return policy
+    if drafting.costs is None and needs_costs(policy):
         raise ValueError(
             f"policy={policy!r} weighs costs, and none are given. Measure them: "
             f"settings = specjax.tune(target, draft, texts, policy={policy!r}), then "
             "generate(..., settings=settings)."
         )
-    if isinstance(policy, str) and named.lacks("policy", POLICIES, policy, "times"):
+    if named.lacks("policy", POLICIES, policy, "times"):
         raise ValueError(
             f"policy={policy!r} weighs times, and none are given. Measure them: "
             "from specjax.measure.batches import pass_times; times = pass_times(...), then "
             "policy=specjax.policies.early_stop(times)."
         )
-    policy = parse_policy(policy) if isinstance(policy, str) else policy
-    check_part("policy", policy, OR_ITS_NAME)
-    return policy
+    costs = drafting.costs
+    made = parse_policy(policy) if costs is None else parse_with_costs(policy, costs)
+    check_part("policy", made)
+    return made
 
 
 def with_policy(method: M, policy: Policy) -> M:

@@ -132,7 +132,7 @@ class Case:
             depth = getattr(trees.parse(self.plan.tree), "depth", self.plan.gamma)
             options["policy"] = policies.with_any_costs(self.plan.policy, depth)
         options["rule"] = self.plan.rule or None
-        return decoding.with_draft(self.target, self.draft, sampling=sampling, **options)
+        return decoding.build(self.target, self.draft, sampling=sampling, **options)
 
     def autoregressive(self, sampling: Sampling) -> Autoregressive:
         """Build plain decoding."""

@@ -162,7 +162,7 @@ def alpha_of_outputs(
         `acceptance` of another.
     """
     how: dict[str, Any] = {"sampling": sampling, "rule": rule, "check_tokens": check_tokens}
-    method = decoding.speculative(target, draft, gamma=1, **how)
+    method = decoding.build(target, draft, gamma=1, **how)
     if not rules.own_acceptance(method.rule, sampling):
         raise ValueError(
             f"{rules.label(method.rule)} decides about tokens in its own way and inherits "

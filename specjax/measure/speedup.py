@@ -19,6 +19,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling, as_sampling, key_for
+from specjax.settings import Drafting
 from specjax.support import memory_maps
 from specjax.support.ranges import whole
 from specjax.support.renamed import refuses
@@ -57,10 +58,9 @@ def measure_speedup(
     whole("repeats", repeats, "[1, ∞)")
     chosen = as_sampling(sampling)
     key = key_for(chosen, key)
-    how: dict[str, Any] = {"rule": rule, "policy": policy, "passes": passes, "tree": tree}
-    how["check_tokens"] = check_tokens
-    decoding.check_depth(gamma, tree)
-    method = decoding.with_draft(target, draft, gamma=gamma, sampling=chosen, **how)
+    drafting = Drafting(gamma, policy, None, tree, rule, passes, check_tokens)
+    decoding.check_depth(drafting)
+    method: Any = decoding.build(target, draft, drafting, sampling=chosen)
     decoding.check_texts(texts)
     kept = [text for text in texts if not decoding.is_blank(target, text)]
     if not kept:

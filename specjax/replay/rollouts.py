@@ -261,7 +261,7 @@ def record(
       ValueError: every input or output is empty, or the drafter learns from round to round.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    method = decoding.speculative(
+    method = decoding.build(
         target, draft, gamma=gamma_max, sampling=sampling, policy=Recorder(hidden)
     )
     names = target.name, getattr(draft, "name", type(draft).__name__)

@@ -5,7 +5,7 @@ import functools
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ from specjax.models.memory import nbytes
 from specjax.policies import Costs, constant
 from specjax.results import Row, summarize
 from specjax.sampling import Greedy
+from specjax.settings import Fields
 from specjax.speculative import Speculative
 from specjax.support.named import short
 from specjax.support.ranges import listed, whole
@@ -110,6 +111,7 @@ class Candidates:
     timed_inputs: int = TIMED_INPUTS
     repeats: int = REPEATS
     dtype: Any = None  # of named drafts, as `specjax.load` takes it
+    check_tokens: bool = True  # False: drafts whose tokens are not the target's are tried too
 
     def __post_init__(self):
         check_numbers(self.gammas, self.nodes, self.timed_inputs, self.repeats)
@@ -155,9 +157,9 @@ class Candidates:
             self.job.say(f"loading {short(name)}")
         try:
             loaded = self._load(draft)
-            longest = self._method(loaded, max(self.nodes if tree else self.gammas))
+            longest = self._build(loaded, gamma=max(self.nodes if tree else self.gammas))
             if tree:
-                self._branching(loaded, trees.fixed(1))
+                self._build(loaded, tree=trees.fixed(1))  # whether both can branch
         except (ValueError, OSError) as error:
             found = Candidate(name, problem=str(error), tree="none" if tree else "")
         else:
@@ -185,17 +187,10 @@ class Candidates:
         outputs = [row.tokens for row in self._rows(self.job.plain, self._counted)]
         return ngram.count(outputs, self.job.target.model.vocab_size, self.job.target.start_id)
 
-    def _method(self, loaded: Checkpoint | Drafter, gamma: int) -> Speculative:
+    def _build(self, loaded: Checkpoint | Drafter, **how: Unpack[Fields]) -> Any:
         job = self.job
-        return decoding.speculative(
-            job.target, loaded, gamma=gamma, sampling=job.chosen, check_tokens=job.check_tokens
-        )
-
-    def _branching(self, loaded: Checkpoint | Drafter, shape: trees.FixedTree) -> Any:
-        job = self.job
-        return decoding.branching(
-            job.target, loaded, shape, sampling=job.chosen, check_tokens=job.check_tokens
-        )
+        how["check_tokens"] = self.check_tokens
+        return decoding.build(job.target, loaded, sampling=job.chosen, **how)
 
     # --- what the target makes of the inputs ------------------------------------------------------
 
@@ -319,7 +314,7 @@ class Candidates:
     def _remarks(self, name: str, loaded: Checkpoint | Drafter) -> tuple[str, ...]:
         if isinstance(loaded, Checkpoint):
             job = self.job
-            checks = compatibility.compare(job.target, loaded, tokens=job.check_tokens)
+            checks = compatibility.compare(job.target, loaded, tokens=self.check_tokens)
             return tuple(str(check) for check in checks if not check.passed and not check.required)
         if counts_ngrams(name):
             seen, left = len(self._counted), len(self._measured)
@@ -385,7 +380,7 @@ class Candidates:
         chances = acceptance_by_rank(
             job.target, loaded, self._measured, self._outputs, sampling=job.chosen,
             drawn=not job.chosen.greedy, batch_size=job.batch_size,
-            max_source_len=job.max_source_len, check_tokens=job.check_tokens,
+            max_source_len=job.max_source_len, check_tokens=self.check_tokens,
         ).tolist()  # fmt: skip
         found = best_tree.choose(
             chances, self.nodes, DEPTH, costs.c, lambda tokens: costs.v(tokens - 1)
@@ -393,7 +388,7 @@ class Candidates:
         best = max(found, key=lambda one: one.speedup)
         depth, size = best.shape.depth, best.shape.nodes
         steps = {depth: depth * costs.c + costs.v(size)}
-        method = self._branching(loaded, best.shape)
+        method = self._build(loaded, tree=best.shape)
         return Choice(method, depth, size, costs.v(size), steps, best.tokens)
 
     def _timings(

@@ -37,7 +37,6 @@ class Job:
     key: Key[Array, ""] | int | None = None  # needed where tokens are drawn
     max_source_len: int | None = None
     batch_size: int = BATCH_SIZE
-    check_tokens: bool = True  # False: drafts whose tokens are not the target's are tried too
     minutes: float = MINUTES  # 0: no limit. They begin with the job
     say: timing.Say = timing.silent  # reports a forecast and the next step
     samples: int = 1  # outputs of each text

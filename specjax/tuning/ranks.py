@@ -96,9 +96,7 @@ def acceptance_by_rank(
 
     Raises: as `metrics.alpha_of_outputs`.
     """
-    method = decoding.speculative(
-        target, draft, gamma=1, sampling=sampling, check_tokens=check_tokens
-    )
+    method = decoding.build(target, draft, gamma=1, sampling=sampling, check_tokens=check_tokens)
     ranks = min(RANKS, method.target.vocab_size)
     visit = partial(by_rank, ranks=ranks, drawn=drawn)
     found = by_prefix(visit, method, target, texts, outputs, batch_size, max_source_len)

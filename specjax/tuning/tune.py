@@ -28,7 +28,7 @@ from specjax.measure import doubts, timing
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import check
 from specjax.sampling import Sampling
-from specjax.settings import Settings
+from specjax.settings import Drafting, Settings
 from specjax.support.renamed import refuses
 from specjax.tuning import fitting, trials
 from specjax.tuning.candidates import Candidates
@@ -86,55 +86,53 @@ def tune(
       ValueError: as `generate`.
     """
     decoding.check_models(target, draft)
-    job = Job(target, texts, sampling, max_new_tokens, key, max_source_len, batch_size,
-              check_tokens, minutes, say)  # fmt: skip
-    return tuned(job, draft, gamma, policy, tree, rule, passes)
+    drafting = Drafting(gamma, policy, None, tree, rule, passes or (), check_tokens)
+    job = Job(
+        target, texts, sampling, max_new_tokens, key, max_source_len, batch_size, minutes, say
+    )
+    return tuned(job, draft, with_passes(job, drafting) if passes is None else drafting)
 
 
-def tuned(
-    job: Job,
-    draft: Checkpoint | Drafter | str,
-    gamma: int = LONGEST,
-    policy: str | None = None,
-    tree: trees.Shape | str | None = None,
-    rule: str = "",
-    passes: Sequence[int] | None = None,
-) -> Settings:
-    """Find the fastest way to decode a job with this draft; arguments as in `tune`."""
-    target, found = job.target, Settings(gamma, rule=rule)  # checks both before anything is timed
-    shape = trees.parse(tree)
-    branches = not isinstance(shape, trees.Chain)
-    policy = policy or ("goodput" if branches else "lookahead")
+def tuned(job: Job, draft: Checkpoint | Drafter | str, drafting: Drafting) -> Settings:
+    """Find the fastest way to decode a job with this draft: see `tune`.
+
+    Args:
+      drafting: its policy and rule are names, and γ is the longest that is tried.
+    """
+    target, branches = job.target, not isinstance(drafting.shape, trees.Chain)
+    policy = str(drafting.policy or ("goodput" if branches else "lookahead"))
     check(policy)
-    if passes is None:
-        on_cpu = not devices.is_accelerator(target.model)
-        rows = bucket(job.rows)
-        passes = [] if branches or not on_cpu else [rows * width for width in _doubling(gamma)]
-    method: Any = decoding.build(
-        target, draft, gamma=gamma, sampling=job.chosen, rule=rule or None, passes=passes,
-        tree=shape, check_tokens=job.check_tokens,
-    )  # fmt: skip
+    method = decoding.build(target, draft, drafting, sampling=job.chosen, policy=None)
     name = drafters.name_of(draft)
     costs = fitting.costs_for(job, policy, method, name)
     loop: Any = fitting.with_costs(method, policy, costs, job.rows)
     fastest = trials.fastest(job, loop, name)
     why = trials.reasons(fastest, loop, policy)
-    if not branches and costs.gamma_max < gamma:
+    if not branches and costs.gamma_max < method.gamma_max:
         why += f" Drafts of more than {costs.gamma_max} tokens were not tried, for lack of minutes."
     busy = doubts.busy([doubts.load_average()])
-    found = dataclasses.replace(
-        found,
-        gamma=fastest.method.gamma_max,
+    found = Settings(
+        fastest.method.gamma_max,
+        rule=drafting.rule,
+        check_tokens=drafting.check_tokens,
         words=f"{why} {fitting.words(costs)} {busy}".rstrip(),
         tuned_for=decoding.conditions(loop, target, draft, job.rows, job.max_new_tokens),
     )
-    own = {"costs": costs, "tree": trees.text_of(shape), "passes": loop.passes, "policy": policy}
-    return dataclasses.replace(found, **own) if fastest.method is loop else found
+    if fastest.method is not loop:
+        return found
+    own: dict[str, Any] = {"policy": policy, "costs": costs, "tree": trees.text_of(drafting.shape)}
+    return dataclasses.replace(found, passes=loop.passes, **own)
 
 
-def _doubling(gamma: int) -> list[int]:
-    """1, 2, 4, … below γ + 1."""
-    return [1 << power for power in range(max(gamma, 1).bit_length()) if 1 << power <= gamma]
+def with_passes(job: Job, drafting: Drafting) -> Drafting:
+    """Drafting with passes of 1, 2, 4 and so on positions of each row, for chains on a CPU."""
+    chains = isinstance(drafting.shape, trees.Chain)
+    if not chains or devices.is_accelerator(job.target.model):
+        return drafting
+    gamma = LONGEST if drafting.gamma is None else drafting.gamma
+    rows = bucket(job.rows)
+    widths = [1 << power for power in range(max(gamma, 1).bit_length()) if 1 << power <= gamma]
+    return dataclasses.replace(drafting, passes=[rows * width for width in widths])
 
 
 def select(
@@ -189,8 +187,9 @@ def select(
     if isinstance(drafts, str) or not isinstance(drafts, Sequence):
         raise ValueError(f"drafts={drafts!r} should be a list, such as [{drafts!r}].")
     drafts = list(drafts) or smaller_members(target.name)
-    job = Job(target, texts, sampling, max_new_tokens, key, max_source_len, batch_size,
-              check_tokens, minutes, say)  # fmt: skip
-    trial = Candidates(job, drafts, gammas, nodes, timed_inputs, repeats, dtype)
+    job = Job(
+        target, texts, sampling, max_new_tokens, key, max_source_len, batch_size, minutes, say
+    )
+    trial = Candidates(job, drafts, gammas, nodes, timed_inputs, repeats, dtype, check_tokens)
     candidates = [trial.measure(draft, tree) for draft, tree in trial.wanted]
     return trial.ready(recommend(candidates, [draft for draft, _ in trial.wanted]))

@@ -179,7 +179,7 @@ def test_nothing_to_carry_over(pair):
 
 def test_a_run_that_was_cut_off_keeps_its_batches(pair):
     """The policy reads its batch: rows 3 and 6 of batches of 4, at temperature 1."""
-    method = decoding.speculative(
+    method = decoding.build(
         pair.target, pair.draft, gamma=3, sampling=Sampling(1.0), policy=Gossip()
     )
     rows = functools.partial(

@@ -89,7 +89,7 @@ def test_it_shares_the_targets_arrays(family):
     memory is counted once."""
     target = wide(family)
     draft = specjax.early_exit(target, 2)
-    method = decoding.speculative(target, draft, gamma=2, sampling=Sampling(0.0))
+    method = decoding.build(target, draft, gamma=2, sampling=Sampling(0.0))
     own, theirs = jax.tree.leaves(method.target), jax.tree.leaves(method.drafter)
     assert pointers(theirs) < pointers(own) == pointers(jax.tree.leaves(target.model))
     assert nbytes((method.target, method.drafter)) == nbytes(target.model)
@@ -108,9 +108,7 @@ def test_the_loop_makes_no_copy_of_shared_arrays():
     """Its program holds no more beside its arguments than with a draft that has copies, and the
     arguments are the target's arrays, before and after."""
     target = wide("gpt2")
-    method = decoding.speculative(
-        target, specjax.early_exit(target, 2), gamma=2, sampling=Sampling(0.0)
-    )
+    method = decoding.build(target, specjax.early_exit(target, 2), gamma=2, sampling=Sampling(0.0))
     zeros = jnp.zeros(2, jnp.int32)
     inputs = pack([[3, 4], [5]], start_id=None, rows=2, width=4)
     start = inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 4

@@ -41,7 +41,7 @@ def test_enumerated_distribution_is_the_targets(rule, temperature, double):
     assert any(EOS in output for output in expected) or temperature == 0
     for size in (FEWER, IDS + 1):
         draft, how = of(2, size), {"gamma": 2, "sampling": chosen, "rule": rule}
-        method = decoding.speculative(target, draft, **how, check_tokens=False)
+        method = decoding.build(target, draft, **how, check_tokens=False)
         found = output_distribution(method, inputs, BUDGET)
         assert total_variation(found, expected) < 1e-12
 

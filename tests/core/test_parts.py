@@ -95,7 +95,7 @@ def drafted(name):
         if isinstance(draft, str)
         else draft(target)
     )
-    method = decoding.speculative(target, draft, gamma=2, sampling=Sampling(1.0))
+    method = decoding.build(target, draft, gamma=2, sampling=Sampling(1.0))
     sourced = kind in ("t5", "")
     inputs = inputs_of([[0]], [[1, 0, 1]]) if sourced else inputs_of([[1, 0]])
     return method.target, method.drafter, inputs

@@ -186,13 +186,13 @@ def test_gamma_by_the_rates_of_each_position(pair):
     α, which asks for first tokens alone, would take the longest draft."""
     made = trial(pair.target, TEXTS[:4], max_new_tokens=BUDGET, gammas=(1, 2, 4))
     drafter = OneAhead(pair.twin.model)
-    longest = made._method(drafter, 4)
+    longest = made._build(drafter, gamma=4)
     always = metrics.Alpha(1.0, None, None, 60, [np.ones(60)])
     expected = made._expected("one ahead", longest, always)
     assert expected == {1: 2.0, 2: 2.0, 4: 2.0}
     chosen = made._best_chain(longest, [1, 4], expected, Costs(0.1, [1.0] * 5))
     assert (chosen.gamma, chosen.tokens, chosen.method.gamma_max) == (1, 2.0, 1)
-    along = made._expected("twin", made._method(pair.twin, 4), always)
+    along = made._expected("twin", made._build(pair.twin, gamma=4), always)
     assert along == {1: 2.0, 2: 3.0, 4: 5.0}
 
 

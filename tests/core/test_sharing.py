@@ -63,7 +63,7 @@ def apart(model):
 def method_of(name):
     target = random_model("t5", 40)
     draft = (DRAFTS | APART)[name][0](target)
-    return decoding.speculative(target, draft, gamma=2, sampling=Sampling(0.0))
+    return decoding.build(target, draft, gamma=2, sampling=Sampling(0.0))
 
 
 def start(method):

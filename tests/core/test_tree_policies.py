@@ -24,6 +24,7 @@ from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees import speculative as tree_speculative
 from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning import fitting
+from specjax.tuning.job import Job
 from table_models import TableModel, inputs_of, random_table
 from test_trees import PROMPT, begun, check_enumerated, method_of, one_step
 from tiny_models import quick, slow
@@ -248,7 +249,7 @@ def test_the_number_of_nodes_follows_the_costs():
 )
 def test_policies_that_are_refused(policy, shape, rule, said, pair):
     build = functools.partial(
-        decoding.branching, pair.target, pair.draft, shape, sampling=smp.Sampling(1.0)
+        decoding.build, pair.target, pair.draft, tree=shape, sampling=smp.Sampling(1.0)
     )
     if said:
         with pytest.raises(ValueError, match=said):
@@ -259,7 +260,7 @@ def test_policies_that_are_refused(policy, shape, rule, said, pair):
 
 def test_a_chain_has_no_nodes(pair):
     with pytest.raises(ValueError, match="give a tree"):
-        decoding.speculative(
+        decoding.build(
             pair.target, pair.draft, gamma=2, sampling=smp.Sampling(1.0), policy=cut(1, 1)
         )
 
@@ -281,8 +282,8 @@ def test_a_tree_that_is_not_worth_its_time(pair):
     """Plain decoding, by costs of single rounds, whose error is not known."""
     for step, kind in ((9.0, Autoregressive), (0.01, TreeSpeculative)):
         dear = policies.parse("goodput", costs=Costs(step, [1.0] * 3, error=np.nan))
-        method = decoding.branching(
-            pair.target, pair.draft, MIXED, sampling=smp.Sampling(0.0), policy=dear
+        method = decoding.build(
+            pair.target, pair.draft, tree=MIXED, sampling=smp.Sampling(0.0), policy=dear
         )
         assert isinstance(decoding.plain_if_preferred(method, 10), kind)
 
@@ -292,13 +293,12 @@ def test_costs_of_a_tree(pair):
     """Whole calls, by nodes or by depth. Timed by nodes: 0, 1 (a pass of two tokens, and the end of
     a level), and all. One text fills three rows."""
     sampling = smp.Sampling(1.0)
-    method = decoding.branching(
-        pair.target, pair.draft, MIXED, sampling=sampling, passes=(2 * bucket(3),)
+    method = decoding.build(
+        pair.target, pair.draft, tree=MIXED, sampling=sampling, passes=(2 * bucket(3),)
     )
-    run = {"max_new_tokens": 9, "key": jax.random.key(0), "batch_size": 3}
+    job = Job(pair.target, TEXTS[:1], sampling, 9, 0, batch_size=3, samples=3)
     by_nodes, by_depth = (
-        fitting.costs_for(policy, method, pair.target, TEXTS[:1], **run)
-        for policy in ("nodes", "goodput")
+        fitting.costs_for(job, policy, method) for policy in ("nodes", "goodput")
     )
     assert by_nodes.verify.shape == (5,)
     assert len(np.unique(by_nodes.verify)) <= 3

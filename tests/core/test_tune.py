@@ -18,9 +18,10 @@ from specjax import decoding, doctor, generation, policies
 from specjax.autoregressive import Autoregressive
 from specjax.decoding import running, starting, streaming
 from specjax.measure import timing
+from specjax.measure.stopwatch import Stopwatch
 from specjax.policies import Costs
 from specjax.sampling import Greedy, Sampling
-from specjax.settings import Settings
+from specjax.settings import Drafting, Settings
 from specjax.support import files
 from specjax.tuning import fitting, trials
 
@@ -71,7 +72,7 @@ def test_costs_are_asked_for(pair, name):
 @pytest.mark.sweep
 def test_measured_and_used(pair, monkeypatch):
     """The policy has the costs of its own loop, in seconds; the tokens are those of the target."""
-    monkeypatch.setattr(trials, "fastest", lambda method, *_, **__: method)
+    monkeypatch.setattr(trials, "fastest", lambda job, method, *_: trials.Fastest(method))
     options = {"gamma": 3, "policy": "goodput(prior=0.9)", "passes": [2, 4], **RUN}
     settings = specjax.tune(pair.target, pair.draft, TEXTS[:3], **options)
     found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
@@ -87,8 +88,8 @@ def test_measured_and_used(pair, monkeypatch):
 def test_the_batch_that_is_measured(pair, monkeypatch):
     asked = []
 
-    def told(policy, method, target, texts, **run):
-        asked.append((policy, method.passes, run["batch_size"]))
+    def told(job, policy, method, *_):
+        asked.append((policy, method.passes, job.rows))
         return Costs(0.1, [1.0] * (method.gamma_max + 1))
 
     monkeypatch.setattr(fitting, "costs_for", told)
@@ -100,7 +101,7 @@ def test_the_batch_that_is_measured(pair, monkeypatch):
 def test_no_draft_where_none_is_worth_its_time(pair, costs, monkeypatch):
     costs(Costs(9.0, [1.0] * 4))
     settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=3, policy="goodput", **RUN)
-    assert (settings.gamma, settings.policy, settings.costs) == (0, "", None)
+    assert (settings.gamma, settings.policy, settings.costs) == (0, None, None)
     assert "No draft is worth its time: none pays by its costs and α" in str(settings)
     used = loops(monkeypatch)
     found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
@@ -116,9 +117,9 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
     with the same key."""
     tried = []
 
-    def side_by_side(methods, target, texts, *, key, batch_size, **options):
-        tried.append((texts, batch_size))
-        assert key != jax.random.key(0)
+    def race(watch, methods, texts):
+        tried.append((texts, watch.batch_size))
+        assert watch.key != jax.random.key(0)
         per_token = dict.fromkeys(methods, 1.1) | {trials.POLICY: 1.0}
         per_token |= {"γ=2": 0.9} if fixed else {}
         reported = dict.fromkeys(methods, 5.0) | {timing.PLAIN: 7.5}  # of the other batch
@@ -131,12 +132,12 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
 
     # At α = .6 two tokens bring 1.96 for 1.4, most of all.
     costs(Costs(0.2, [1.0] * 4, alpha=0.6, token=1.0))
-    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    monkeypatch.setattr(Stopwatch, "race", race)
     many = TEXTS[:4] * 32
     options = {"gamma": 3, "passes": (), "batch_size": 2, "max_new_tokens": 2}
     settings = specjax.tune(pair.target, pair.draft, many, **options)
     assert tried == [(decoding.tokenize(pair.target, TEXTS[:1] * 4), 2)]
-    assert (settings.gamma, settings.policy) == ((2, "") if fixed else (3, "lookahead"))
+    assert (settings.gamma, settings.policy) == ((2, None) if fixed else (3, "lookahead"))
     assert "1.50 times as fast as plain decoding, on 2 inputs that did not choose" in str(settings)
     used = loops(monkeypatch)
     with pytest.warns(UserWarning, match="tuned for something else: batch_size was 2 and is 1\\. "):
@@ -231,7 +232,7 @@ COSTS = {"draft": 0.1, "verify": [1.0, 1.1]}
     [
         ("gamma", [None, False, "", [], "3", 2.5, -1, 2**31]),
         ("passes", [5, "12", None, [0], ["2"], [1.5]]),
-        ("policy", [5, None]),
+        ("policy", [5]),
         ("rule", [{}]),
         ("tree", [[1]]),
         ("words", [5]),
@@ -278,13 +279,13 @@ def test_settings_of_another_use_are_named(pair):
 
 
 def test_whatever_settings_replace_is_refused_beside_them(pair):
-    """All that `decoding.build` takes but the pair and the sampling."""
+    """All fields of `Drafting` but the costs, and `check_tokens`, which only refuses."""
     given = {
         "gamma": 2, "rule": "block", "policy": "svip", "passes": (1,),
         "tree": "fixed(2, 1)",
     }  # fmt: skip
-    kept = {"target", "draft", "sampling", "check_tokens"}
-    assert set(given) == set(inspect.signature(decoding.build).parameters) - kept
+    fields = {field.name for field in dataclasses.fields(Drafting)}
+    assert set(given) == fields - {"costs", "check_tokens"}
     for function in (specjax.generate, specjax.stream):
         for name, value in given.items():
             with pytest.raises(ValueError, match=f"settings and {name} are both given"):
@@ -364,7 +365,7 @@ WAY = (
     generation._decode,
     decoding.build,
     decoding.tuned,
-    decoding.speculative,
+    decoding.build,
     decoding.branching,
     decoding.as_they_end,
     streaming.admitted,

@@ -20,9 +20,7 @@ BUDGET = 12
 def sides(pair):
     methods = {
         "plain": decoding.plain(pair.target, Sampling(0.0)),
-        "speculative": decoding.speculative(
-            pair.target, pair.draft, gamma=3, sampling=Sampling(0.0)
-        ),
+        "speculative": decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0)),
     }
     sources = decoding.tokenize(pair.target, TEXTS[:3])
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 1}

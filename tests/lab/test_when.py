@@ -12,7 +12,7 @@ import pytest
 import command_line
 from experiments import by_loop
 from experiments.when import pictures, points, sweep, synthetic
-from specjax.measure import stopwatch
+from specjax.measure import costing
 from specjax.replay import rollouts
 from specjax.support import files
 
@@ -127,7 +127,7 @@ def test_narrow_passes():
     """Passes of three lengths cost what their static loops do, one without a draft a step."""
     tables = by_loop.by_formula(0.1, [1.0, 1.3, 1.5, 1.9], 0.2, ())
     assert points.passes(tables, 3) == pytest.approx([1.5, 1.7, 2.1])
-    found = points.narrow(tables, 3)[stopwatch.POLICIES]
+    found = points.narrow(tables, 3)[costing.POLICIES]
     assert found.round_times(3).tolist() == pytest.approx([1.0, 1.6, 1.9, 2.4])
     assert points.cost_columns(tables, 3) == pytest.approx(
         {"c": 0.1, "first": 1.4667, "verify": 0.3}, abs=1e-3
