@@ -159,8 +159,8 @@ def spans(
     text: a character made of several tokens comes with the last.
 
     Args:
-      decode: returns the text of an output's first ids. `partial(decoding.text_of, target, prompt)`
-        keeps the space that an output may begin with.
+      decode: returns the text of an output's first ids. `partial(outputs.text_of, target, prompt)`
+        of `specjax.decoding` keeps the space that an output may begin with.
       most: lines beneath a round; the last one counts the branches that are left out.
     """
     lines: list[list[tuple[str, str]]] = []

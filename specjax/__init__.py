@@ -4,21 +4,39 @@
     result = specjax.generate(target, draft, texts, gamma=7, temperature=0.0)
     print(specjax.select(target, ["google-t5/t5-small", "lookup"], texts).words)
 
-The names here are those that a user types, as above, and those that plug into the loop: methods,
-protocols and drafters. Rules, policies and the shapes of trees are values, `specjax.rules.Block()`,
-`specjax.policies.svip(threshold=0.3)`, `specjax.trees.fixed(3, 2, 1)`; flags and configs name them
-in strings.
+The names here are those that a user types:
+
+- decode: `generate`, `stream`; their values `Drafting`, `Sampling`, `Greedy`, `Settings`, and what
+  they return, `Result`, `Row`, `Progress`
+- measure: `tune`, `select`, `measure_alpha`, `measure_speedup`
+- models and drafters: `load`, `save`, `wrap`, `Checkpoint`, `early_exit`, `frequent`
+- protocols of parts of one's own: `Model`, `Drafter`, `Policy`, `AcceptanceRule`
+- `enable_compilation_cache()` keeps compiled programs on disk; the commands call it
+
+All else is imported from its module. Rules, policies and the shapes of trees are values,
+`specjax.rules.Block()`, `specjax.policies.svip(threshold=0.3)`, `specjax.trees.fixed(3, 2, 1)`;
+flags and configs name them in strings.
 
 `import specjax` alone imports nothing else and sets nothing; a module is imported when one of its
-names is first used. `__init__.pyi` has the list. `enable_compilation_cache()` keeps compiled
-programs on disk for the next process; the commands call it.
+names is first used. `__init__.pyi` has the list.
 """
 
 import importlib.metadata
+from typing import Any
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_lazily, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return _lazily(name)
+    from specjax.support.renamed import LEFT_THE_TOP
+
+    if name in LEFT_THE_TOP:
+        raise ImportError(f"specjax.{name} is specjax.{LEFT_THE_TOP[name]}.{name} now.")
+    return _lazily(name)  # raises AttributeError
 
 
 def _version() -> str:

@@ -1,12 +1,18 @@
 """`generate` and `stream`: texts in, texts out. Nothing here reads a clock; `tune` does."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, Unpack
 
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, drafters
+from specjax import drafters
+from specjax.decoding import building, streaming
+from specjax.decoding.conditions import conditions
+from specjax.decoding.run import Run
+from specjax.decoding.texts import check_texts
 from specjax.defaults import BATCH_SIZE, NEW_TOKENS, TEMPERATURE, TOP_K, TOP_P
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
@@ -15,11 +21,13 @@ from specjax.policies import Policy
 from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
 from specjax.sampling import Filter, Sampling, as_sampling, key_for
-from specjax.settings import Drafting, Settings
-from specjax.support.ranges import shown, truth
+from specjax.settings import Drafting, Fields, Settings
+from specjax.support.ranges import shown
 from specjax.support.renamed import refuses
 from specjax.trees import Shape
 from specjax.types import Text
+
+T = TypeVar("T")
 
 
 @refuses
@@ -36,7 +44,7 @@ def generate(
     filters: Sequence[Filter | str] = (),
     max_new_tokens: int = NEW_TOKENS,
     key: Key[Array, ""] | int | None = None,
-    samples: int = 1,
+    num_samples: int = 1,
     batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     rule: AcceptanceRule | str | None = None,
@@ -44,8 +52,8 @@ def generate(
     passes: Sequence[int] = (),
     tree: Shape | str | None = None,
     settings: Drafting | None = None,
-    rounds: bool = False,
-    carry: bool = False,
+    log_rounds: bool = False,
+    carry_state: bool = False,
     check_tokens: bool = True,
 ) -> Result:
     """Decode texts speculatively, or autoregressively where `draft` is None.
@@ -53,7 +61,7 @@ def generate(
     The output's distribution is the target's in both cases, unless the rule is not exact
     (`Result.exact`); at temperature 0 and in float32 the tokens are the same. A row's tokens depend
     on the key, its index among `texts` and its sample number, and not on other rows. Exceptions are
-    policies that read their batch, and `carry`.
+    policies that read their batch, and `carry_state`.
 
     Args:
       target: the model whose distribution the output follows.
@@ -69,7 +77,7 @@ def generate(
         temperature 0 is greedy.
       max_new_tokens: at most this many tokens per row, EOS included.
       key: randomness, `jax.random.key(seed)`, or the seed. Greedy decoding needs none.
-      samples: outputs drawn for each input.
+      num_samples: outputs drawn for each input.
       batch_size: rows decoded at once. Further inputs take the places of rows that have ended.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
       rule: acceptance rule, such as `specjax.rules.Block()`, or its name or import path
@@ -89,45 +97,46 @@ def generate(
       settings: a result of `specjax.tune`, instead of gamma, rule, policy, passes and tree. With
         γ = 0 the draft is not used. A warning names what differs from the models, sampling, batch
         size and limits that they were tuned for.
-      rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
+      log_rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
         confidence, a probability, and entropy at each drafted token. The tokens are the same. For
         chains.
-      carry: start each batch from what the policy, or a switch among drafters, learned in the last
-        batch. Distributions do not change. At temperatures above 0 a row's tokens then depend on
-        earlier inputs, and on how batches were cut.
+      carry_state: start each batch from what the policy, or a switch among drafters, learned in
+        the last batch. Distributions do not change. At temperatures above 0 a row's tokens then
+        depend on earlier inputs, and on how batches were cut.
       check_tokens: refuse a draft whose tokens are not the target's. False accepts it: the output
         is as exact, but drafts fail where tokens differ. `specjax doctor` counts them.
 
     Raises:
       ValueError: a number out of range, target and draft with different vocabularies, a policy
         that cannot learn from this rule or lacks its costs, no key where tokens are drawn, gamma
-        beside a tree, settings beside what they replace, or `carry` with nothing to carry.
+        beside a tree, settings beside what they replace, or `carry_state` with nothing to carry.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    events, method = _decode(
-        target,
-        draft,
-        texts,
-        gamma=gamma,
-        sampling=_sampling(sampling, temperature, top_k, top_p, filters),
-        max_new_tokens=max_new_tokens,
-        key=key,
-        samples=samples,
-        batch_size=batch_size,
-        max_source_len=max_source_len,
-        rule=rule,
-        policy=policy,
-        passes=passes,
-        tree=tree,
-        settings=settings,
-        rounds=rounds,
-        carry=carry,
-        check_tokens=check_tokens,
-        eager=False,
-        every=0,
-    )
-    rows = list(decoding.in_order(events, samples))
+    chosen = _sampling(sampling, temperature, top_k, top_p, filters)
+    given = Drafting(gamma, policy, tree=tree, rule=rule, passes=passes, check_tokens=check_tokens)
+    key = key_for(chosen, key)
+    run = Run(max_new_tokens, key, num_samples, batch_size, max_source_len, log_rounds, carry_state)
+    events, method = _decode(target, draft, texts, _beside(settings, given), chosen, run)
+    rows = list(streaming.in_order(events, num_samples))
     return Result(rows, draft is None or exactness(method.rule, method.sampling))
+
+
+class Shorthand(Fields, total=False):
+    """The keyword arguments of `generate`."""
+
+    sampling: Sampling | None
+    temperature: float
+    top_k: int
+    top_p: float
+    filters: Sequence[Filter | str]
+    max_new_tokens: int
+    key: Key[Array, ""] | int | None
+    num_samples: int
+    batch_size: int
+    max_source_len: int | None
+    settings: Drafting | None
+    log_rounds: bool
+    carry_state: bool
 
 
 @refuses
@@ -137,25 +146,7 @@ def stream(
     texts: Sequence[Text],
     *,
     every: int = 0,
-    gamma: int | None = None,
-    sampling: Sampling | None = None,
-    temperature: float = TEMPERATURE,
-    top_k: int = TOP_K,
-    top_p: float = TOP_P,
-    filters: Sequence[Filter | str] = (),
-    max_new_tokens: int = NEW_TOKENS,
-    key: Key[Array, ""] | int | None = None,
-    samples: int = 1,
-    batch_size: int = BATCH_SIZE,
-    max_source_len: int | None = None,
-    rule: AcceptanceRule | str | None = None,
-    policy: Policy | str | None = None,
-    passes: Sequence[int] = (),
-    tree: Shape | str | None = None,
-    settings: Drafting | None = None,
-    rounds: bool = False,
-    carry: bool = False,
-    check_tokens: bool = True,
+    **given: Unpack[Shorthand],
 ) -> Iterator[Row | Progress]:
     """Yield the rows of `generate` as they end, and on request the progress of the others.
 
@@ -167,90 +158,43 @@ def stream(
 
     Args:
       every: yield a `Progress` of each running row after this many rounds; 0: never.
-      gamma, …, check_tokens: see `generate`.
+      given: the keyword arguments of `generate`.
 
     Raises:
       ValueError, FloatingPointError: see `generate`.
     """
-    events, _ = _decode(
-        target,
-        draft,
-        texts,
-        gamma=gamma,
-        sampling=_sampling(sampling, temperature, top_k, top_p, filters),
-        max_new_tokens=max_new_tokens,
-        key=key,
-        samples=samples,
-        batch_size=batch_size,
-        max_source_len=max_source_len,
-        rule=rule,
-        policy=policy,
-        passes=passes,
-        tree=tree,
-        settings=settings,
-        rounds=rounds,
-        carry=carry,
-        check_tokens=check_tokens,
-        eager=True,
-        every=every,
-    )
+    if unknown := given.keys() - Shorthand.__annotations__.keys():
+        raise TypeError(f"stream() has no argument {min(unknown)}: it takes those of `generate`.")
+    chosen = _of(_sampling, given)
+    drafting = _beside(given.get("settings"), _of(Drafting, given))
+    by_default = {"max_new_tokens": NEW_TOKENS, "eager": True, "every": every}
+    run = _of(Run, by_default | given | {"key": key_for(chosen, given.get("key"))})
+    events, _ = _decode(target, draft, texts, drafting, chosen, run)
     return events
+
+
+def _of(make: Callable[..., T], given: Mapping[str, Any]) -> T:
+    """Make a value of those arguments that it takes."""
+    return make(**{name: given[name] for name in inspect.signature(make).parameters & given.keys()})
 
 
 def _decode(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str | None,
     texts: Sequence[Text],
-    *,
-    gamma: int | None,
+    drafting: Drafting,
     sampling: Sampling,
-    max_new_tokens: int,
-    key: Key[Array, ""] | int | None,
-    samples: int,
-    batch_size: int,
-    max_source_len: int | None,
-    rule: AcceptanceRule | str | None,
-    policy: Policy | str | None,
-    passes: Sequence[int],
-    tree: Shape | str | None,
-    settings: Drafting | None,
-    rounds: bool,
-    carry: bool,
-    check_tokens: bool,
-    eager: bool,
-    every: int,
+    run: Run,
 ) -> tuple[Iterator[Row | Progress], Method]:
-    """Return an iterator of rows as they end, and the method that decodes them.
-
-    Args:
-      eager, every: see `decoding.as_they_end`; for the others see `generate`.
-    """
-    decoding.check_texts(texts)
-    for name, value in (("rounds", rounds), ("carry", carry)):
-        truth(name, value)
-    given = Drafting(gamma, policy, None, tree, rule, passes, check_tokens)
-    drafting = _beside(settings, given)
-    method = decoding.build(target, draft, drafting, sampling=sampling)
-    if carry:
-        decoding.check_carry(method)
-    events = decoding.as_they_end(
-        method,
-        target,
-        texts,
-        max_new_tokens=max_new_tokens,
-        key=key_for(sampling, key),
-        samples=samples,
-        batch_size=batch_size,
-        max_source_len=max_source_len,
-        names=(target.name, "" if draft is None else drafters.name_of(draft)),
-        carry=carry,
-        logs=rounds,
-        eager=eager,
-        every=every,
-    )
+    """Return an iterator of rows as they end, and the method that decodes them."""
+    check_texts(texts)
+    method = building.build(target, draft, drafting, sampling=sampling)
+    names = target.name, "" if draft is None else drafters.name_of(draft)
+    run = dataclasses.replace(run, names=names)
+    events = streaming.as_they_end(method, target, texts, run)
     if isinstance(drafting, Settings) and len(texts):
-        rows = min(batch_size, len(texts) * samples)
-        used = decoding.conditions(method, target, draft, rows, max_new_tokens)
+        rows = min(run.batch_size, len(texts) * run.num_samples)
+        used = conditions(method, target, draft, rows, run.max_new_tokens)
         drafting.warn_of_other_use(used)
     return events, method
 
@@ -258,7 +202,7 @@ def _decode(
 def _beside(settings: Drafting | None, given: Drafting) -> Drafting:
     """How to draft: by the settings, or by the arguments that these replace; not by both."""
     if settings is None:
-        decoding.check_depth(given)
+        building.check_depth(given)
         return given
     if not isinstance(settings, Drafting):
         raise ValueError(
@@ -276,11 +220,11 @@ def _beside(settings: Drafting | None, given: Drafting) -> Drafting:
 
 
 def _sampling(
-    sampling: Sampling | None,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    filters: Sequence[Filter | str],
+    sampling: Sampling | None = None,
+    temperature: float = TEMPERATURE,
+    top_k: int = TOP_K,
+    top_p: float = TOP_P,
+    filters: Sequence[Filter | str] = (),
 ) -> Sampling:
     """The sampling, from either form of arguments; ValueError if both are given."""
     written = Sampling(temperature, top_k, top_p, filters)

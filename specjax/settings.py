@@ -13,6 +13,7 @@ import numpy as np
 from specjax import trees
 from specjax.batching import bucket
 from specjax.contracts import check_part
+from specjax.defaults import GAMMA
 from specjax.policies import Policy
 from specjax.policies.costs import Costs, checked
 from specjax.rules import AcceptanceRule
@@ -24,11 +25,10 @@ MAX_GAMMA = 1024
 
 
 class Fields(TypedDict, total=False):
-    """The fields of `Drafting`, as keyword arguments."""
+    """The fields of `Drafting` but the costs, as keyword arguments."""
 
     gamma: int | None
     policy: Policy | str | None
-    costs: Costs | None
     tree: Shape | str | None
     rule: AcceptanceRule | str | None
     passes: Sequence[int]
@@ -93,14 +93,16 @@ class Drafting:
         """The shape of drafts; ValueError if there is none of its name."""
         return trees.parse(self.tree)
 
+    @property
+    def depth(self) -> int:
+        """The longest chain or path of tokens that a round may draft."""
+        gamma = GAMMA if self.gamma is None else self.gamma
+        return getattr(self.shape, "depth", gamma)
+
     def given(self) -> dict[str, Any]:
         """The fields of `Drafting` that are not its defaults."""
-        fields = dataclasses.fields(Drafting)
-        return {one.name: getattr(self, one.name) for one in fields if not self._is_default(one)}
-
-    def _is_default(self, field: dataclasses.Field) -> bool:
-        value = getattr(self, field.name)
-        return type(value) is type(field.default) and value == field.default
+        both = [(one.name, getattr(self, one.name), one.default) for one in _FIELDS]
+        return {name: value for name, value, default in both if value is not default}
 
     def __eq__(self, other: object) -> bool:
         """Whether all fields and all costs are equal; unknown times are equal."""
@@ -109,7 +111,7 @@ class Drafting:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        left_out = ("costs", "tree") if self.shape == trees.chain() else ("costs",)
+        left_out = ("costs", "tree") if self.tree in ("chain", trees.chain()) else ("costs",)
         kept = {name: value for name, value in self.given().items() if name not in left_out}
         fields = ", ".join(f"{name}={value!r}" for name, value in kept.items())
         return f"{type(self).__name__}({fields})"
@@ -125,9 +127,9 @@ class Drafting:
             if not isinstance(row[name] or "", str):
                 raise ValueError(f"{name}={shown(row[name])} has no name, which a file holds.")
             row[name] = row[name] or ""
-        if self.check_tokens:  # as in files of 0.2, whose runs are still continued
-            del row["check_tokens"]
-        return row
+        # Files of 0.2 have neither field, and their runs are still continued.
+        unchanged: dict[str, Any] = {"check_tokens": True, "tuned_for": {}}
+        return {k: value for k, value in row.items() if k not in unchanged or value != unchanged[k]}
 
     def _values(self) -> dict[str, Any]:
         tree = self.tree if isinstance(self.tree, str) else trees.text_of(self.shape)
@@ -136,6 +138,9 @@ class Drafting:
             for name, value in self.costs.as_row().items()
         }
         return vars(self) | {"costs": costs, "tree": tree}
+
+
+_FIELDS = dataclasses.fields(Drafting)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -153,7 +158,7 @@ class Settings(Drafting):
     """The findings of `tune` in words, with the reasons for these settings."""
     tuned_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Models, dtype, device, sampling, batch size and limit that `tune` measured with, as
-    `decoding.conditions` describes them; empty: not known."""
+    `decoding.conditions.conditions` describes them; empty: not known."""
 
     min_gamma: ClassVar[int] = 0
 
@@ -170,12 +175,6 @@ class Settings(Drafting):
     def save(self, path: str | os.PathLike) -> None:
         """Write a JSON file; an unknown time is null."""
         files.write_json(pathlib.Path(path), self.as_row())
-
-    def as_row(self) -> dict[str, Any]:
-        row = super().as_row()
-        if not self.tuned_for:  # as in a file without this field, whose run is still continued
-            del row["tuned_for"]
-        return row
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Settings":

@@ -12,9 +12,9 @@ from experiments.beam import search as beam
 from experiments.beam.search import Hypothesis, Stats, n_best
 from specjax.batching import bucket
 from specjax.checkpoints.compatibility import check_pair
-from specjax.decoding import check_finite, check_room, pack_for, text_of, tokenize
-from specjax.decoding.methods import A_CHECKPOINT, CHECKPOINT
-from specjax.decoding.texts import check_budget
+from specjax.decoding.building import A_CHECKPOINT, CHECKPOINT
+from specjax.decoding.outputs import check_finite, text_of
+from specjax.decoding.texts import check_budget, check_room, pack_for, tokenize
 from specjax.defaults import BATCH_SIZE, GAMMA, NEW_TOKENS
 from specjax.models.checkpoint import Checkpoint
 from specjax.settings import MAX_GAMMA

@@ -13,8 +13,10 @@ import numpy as np
 from experiments import phases
 from experiments.benchmark import forced, models, peers
 from experiments.benchmark.cases import SHAPES, Case, step_bytes
-from specjax import decoding, formulas, loop
+from specjax import formulas, loop
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import building
+from specjax.decoding.outputs import check_finite, read_rows
 from specjax.loop import Method
 from specjax.measure import timing
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison, quartiles
@@ -150,7 +152,7 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
     assert draft is not None, "a case of two models"
     methods: dict[str, Method] = {
         PLAIN: plain_of(case, target),
-        SILENT: decoding.build(
+        SILENT: building.build(
             target,
             draft,
             gamma=case.gamma,
@@ -200,12 +202,12 @@ def build(case: Case, target: Checkpoint, draft: Checkpoint) -> Speculative:
     """The speculative loop with the case's rule."""
     rule = None if case.weights == "agreeing" else forced.ForcedRule(jnp.float32(case.alpha))
     chosen = Sampling(case.temperature)
-    return decoding.build(target, draft, gamma=case.gamma, sampling=chosen, rule=rule)
+    return building.build(target, draft, gamma=case.gamma, sampling=chosen, rule=rule)
 
 
 def plain_of(case: Case, target: Checkpoint) -> Autoregressive:
     """The loop that it is compared with."""
-    return decoding.plain(target, Sampling(case.temperature))
+    return building.plain(target, Sampling(case.temperature))
 
 
 def begin(case: Case, target: Checkpoint, method: Method, key: int = 0):
@@ -229,8 +231,8 @@ def call(case: Case, target: Checkpoint, method: Method, key: int = 0) -> timing
     run = forced.decode if forces else loop.decode
     state = jax.block_until_ready(run(method, context, state))
     end = time.perf_counter()
-    decoding.check_finite(state, (case.target, case.draft))
-    rows = decoding.read_rows(state, [(b, 0) for b in range(case.batch)], target)
+    check_finite(state, (case.target, case.draft))
+    rows = read_rows(state, [(b, 0) for b in range(case.batch)], target)
     return end - middle, end - first, rows, None
 
 

@@ -26,7 +26,9 @@ from experiments import command, plots
 from experiments.reproduce import study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
-from specjax import decoding, policies
+from specjax import policies
+from specjax.decoding import building
+from specjax.decoding.texts import tokenize
 from specjax.measure import batches, provenance, report
 from specjax.measure.stopwatch import Stopwatch
 from specjax.measure.timing import PLAIN
@@ -236,8 +238,8 @@ def by_clock(
     count = max(batch, config.timed_inputs // batch * batch)
     if count > len(trace.texts):
         return {}
-    texts = decoding.tokenize(on.target, trace.texts[:count], config.max_source_len or None)
-    how = functools.partial(decoding.build, on.target, sampling=on.sampling(temperature))
+    texts = tokenize(on.target, trace.texts[:count], config.max_source_len or None)
+    how = functools.partial(building.build, on.target, sampling=on.sampling(temperature))
     draft, gamma = on.draft(config.draft), int(ways[STATIC].lengths[-1])
     methods = {
         PLAIN: how(None),

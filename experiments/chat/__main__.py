@@ -41,9 +41,10 @@ from experiments.chat.tables import Block
 from experiments.reproduce.study import check_counts, open_results, rows_of
 from experiments.tasks import questions
 from experiments.tasks.questions import Question
-from specjax import checkpoints, decoding, devices, drafters, policies
+from specjax import checkpoints, devices, drafters, policies
 from specjax.checkpoints.tokenizers import has_template, raw_note
 from specjax.cli import defaults
+from specjax.decoding import building
 from specjax.drafters.learning import is_free
 from specjax.drafters.switch import switch
 from specjax.loop import Method
@@ -163,7 +164,7 @@ class Bench:
     def _timed(self, draft: Any, temperature: float, batch: int) -> Costs:
         """Time whole calls on prompts of medium length."""
         gammas, tokens = self.config.gammas, self.config.max_new_tokens
-        method = decoding.build(
+        method = building.build(
             self.target, draft, gamma=max(gammas), sampling=Sampling(temperature)
         )
         middle = sorted(self.asked, key=lambda one: len(one.ids))[len(self.asked) // 2]
@@ -175,9 +176,9 @@ class Bench:
     def ways(self, temperature: float, costs: Mapping[str, Costs]) -> dict[str, Way]:
         """All methods by name: plain decoding, and of each draft every γ and policy."""
         config, how = self.config, Sampling(temperature)
-        found = {name: Way(decoding.plain(model, how)) for name, model in self.plain.items()}
+        found = {name: Way(building.plain(model, how)) for name, model in self.plain.items()}
         longest = max(config.gammas)
-        build = partial(decoding.build, self.target, sampling=how)
+        build = partial(building.build, self.target, sampling=how)
         for name, draft in self.drafts.items():
             for gamma in config.gammas:
                 method = build(draft, gamma=gamma)

@@ -14,9 +14,9 @@ from jax import Array
 from jaxtyping import Key
 
 from experiments.tasks.questions import Question
-from specjax import decoding
 from specjax.batching import bucket
 from specjax.checkpoints.tokenizers import prompt_of
+from specjax.decoding.texts import tokenize
 from specjax.loop import Method
 from specjax.measure import timing
 from specjax.measure.stopwatch import Stopwatch
@@ -68,7 +68,7 @@ def most_tokens(target: Checkpoint, max_new_tokens: int, max_source_len: int = 0
 def encode(target: Checkpoint, chats: Sequence[Chat]) -> list[list[int]]:
     """Tokenize each chat as a prompt, uncut."""
     prompts = [prompt_of(target.tokenizer, chat, target.name) for chat in chats]
-    return decoding.tokenize(target, prompts, NO_LIMIT)
+    return tokenize(target, prompts, NO_LIMIT)
 
 
 def user(turn: str) -> dict[str, str]:

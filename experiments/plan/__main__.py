@@ -45,9 +45,10 @@ from experiments.plan.published import PUBLISHED
 from experiments.reproduce.study import find
 from experiments.train.config import TrainConfig
 from experiments.train.loop import fields_of
-from specjax import checkpoints, decoding, drafters, sampling
+from specjax import checkpoints, drafters, sampling
 from specjax.batching import bucket
 from specjax.cli.defaults import DTYPES
+from specjax.decoding import building
 from specjax.measure import provenance, report
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
@@ -220,7 +221,7 @@ class Model:
         """Decoding with a draft, or without."""
         chosen = sampling.Sampling(config.temperature, config.top_k, config.top_p, config.filters)
         narrow, wide = (
-            decoding.build(
+            building.build(
                 self.at(dtype),
                 draft.at(dtype) if draft else None,
                 gamma=config.gamma,

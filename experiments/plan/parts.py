@@ -30,9 +30,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from specjax import decoding
 from specjax.batching import bucket
-from specjax.decoding import Programs
+from specjax.decoding.programs import Programs, compiled
 from specjax.formulas import expected_tokens
 from specjax.loop import Method
 from specjax.models import sharding
@@ -87,7 +86,7 @@ class Plan:
 
 @functools.lru_cache(maxsize=4)
 def _compiled(run: Plan, rows: int) -> Programs:
-    return decoding.compiled(
+    return compiled(
         run.wide,
         run.target,
         run.longest,

@@ -38,9 +38,11 @@ from experiments import figure1
 from experiments.race import recording
 from experiments.race.recording import Piece, Side
 from experiments.tasks.config import load_examples
-from specjax import checkpoints, decoding, drafters
+from specjax import checkpoints, drafters
 from specjax.cli import defaults
 from specjax.cli.inputs import read_texts
+from specjax.decoding import building
+from specjax.decoding.texts import tokenize
 from specjax.loop import Method
 from specjax.measure import doubts
 from specjax.measure.compiling import at_once
@@ -109,12 +111,12 @@ def run(
     texts = (
         read_texts(file, config.target) if file else [one.input for one in load_examples(config)]
     )
-    sources = decoding.tokenize(target, texts[:inputs], config.max_source_len or None)
+    sources = tokenize(target, texts[:inputs], config.max_source_len or None)
     how = Sampling(temperature)
     loaded = drafters.load(draft, target, dtype=precision["dtype"])
     methods: dict[str, Method] = {
-        "plain": decoding.plain(target, how),
-        "speculative": decoding.build(target, loaded, gamma=gamma, sampling=how, tree=config.tree),
+        "plain": building.plain(target, how),
+        "speculative": building.build(target, loaded, gamma=gamma, sampling=how, tree=config.tree),
     }
     options: dict[str, Any] = {
         "target": target,

@@ -18,7 +18,10 @@ from jaxtyping import Key
 
 from experiments import figure1
 from experiments.figure1 import TracedRound
-from specjax import decoding, loop
+from specjax import loop
+from specjax.decoding import starting
+from specjax.decoding.outputs import text_of
+from specjax.decoding.texts import common_width
 from specjax.loop import Method
 from specjax.models.checkpoint import Checkpoint
 from specjax.state import State
@@ -70,7 +73,7 @@ def record(
     """Decode the inputs one after the other, at batch 1, and time every round.
 
     Args:
-      sources: token ids of each input, as `decoding.tokenize` gives them.
+      sources: token ids of each input, as `decoding.texts.tokenize` gives them.
       repeats: of each timing, of which the median counts; one more comes first, and compiles.
     """
     prepare = _beginning(method, target, sources, max_new_tokens=max_new_tokens, key=key)
@@ -84,7 +87,7 @@ def record(
         now += float(start)
         moments.append(Moment(now, index, [], tokens))
         rounds = runs[0][3]
-        lines = figure1.spans(rounds, partial(decoding.text_of, target, sources[index]))
+        lines = figure1.spans(rounds, partial(text_of, target, sources[index]))
         for round_, pieces, seconds in zip(rounds, lines, lasted.tolist(), strict=True):
             now += seconds
             tokens += len(round_.accepted) + len(round_.next_token)
@@ -108,12 +111,12 @@ def _beginning(
     key: Key[Array, ""],
 ) -> Callable[[int], tuple[Any, State]]:
     """Return a function that encodes one input and begins, in the shapes of all inputs."""
-    width = decoding.common_width(sources)
+    width = common_width(sources)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key, "rows": 1}
 
     def prepare(index: int) -> tuple[Any, State]:
         label = [(index, 0)]
-        begun = decoding.prepare(method, target, [sources[index]], label, width=width, **options)
+        begun = starting.prepare(method, target, [sources[index]], label, width=width, **options)
         return jax.block_until_ready(begun)
 
     return prepare

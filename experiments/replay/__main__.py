@@ -12,7 +12,7 @@ output, plain decoding included. Constants run with a verify pass of their own w
 those that the trace was timed with, or given in target steps: --c, --verify (one number, or one for
 each of 0 … γ_max drafted tokens), --overhead and --widths. Policies that weigh tokens against time
 get them. With --carry policies have a second line: outputs one after the other, each beginning
-with what was learned in those before (`specjax.generate(..., carry=True)`).
+with what was learned in those before (`specjax.generate(..., carry_state=True)`).
 
 --trace also takes a file of responses: of vLLM with --per-request-spec-decode-metrics=detailed, or
 of `specjax decode` with --format=vllm. It holds counts alone: policies that read beliefs are

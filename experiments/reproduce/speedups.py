@@ -10,8 +10,10 @@ import numpy as np
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section, number, percent
 from experiments.reproduce.study import Study
-from specjax import decoding, formulas
+from specjax import formulas
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import building
+from specjax.decoding.texts import tokenize
 from specjax.drafters import parameters
 from specjax.measure import costing, doubts, metrics, provenance, report
 from specjax.measure.costing import TIMED_TEXTS
@@ -107,7 +109,7 @@ def timed_texts(on: Study) -> list[list[int]]:
 
 def ids(on: Study, count: int) -> list[list[int]]:
     """Ids of the first so many inputs."""
-    return decoding.tokenize(on.target, on.texts(count), on.config.max_source_len or None)
+    return tokenize(on.target, on.texts(count), on.config.max_source_len or None)
 
 
 def cost(
@@ -145,7 +147,7 @@ def cost(
 def method(on: Study, draft: str, temperature: float, gamma: int) -> Speculative:
     """The speculative loop with this draft."""
     sampling = on.sampling(temperature)
-    return decoding.build(on.target, on.draft(draft), gamma=gamma, sampling=sampling)
+    return building.build(on.target, on.draft(draft), gamma=gamma, sampling=sampling)
 
 
 def best(on: Study, which: int = 0) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def best(on: Study, which: int = 0) -> dict[str, Any]:
 
 def plain_method(on: Study, temperature: float) -> Autoregressive:
     """The loop that it is compared with."""
-    return decoding.plain(on.target, on.sampling(temperature))
+    return building.plain(on.target, on.sampling(temperature))
 
 
 def start(on: Study, by, texts: Sequence[Sequence[int]], index: int = 0):

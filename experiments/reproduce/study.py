@@ -12,9 +12,11 @@ import jax
 from experiments.tasks.config import load_examples, not_held_out
 from experiments.tasks.examples import Example
 from experiments.train import batches
-from specjax import checkpoints, decoding, drafters, sampling, trees
+from specjax import checkpoints, drafters, sampling, trees
 from specjax.checkpoints.tensors import read_json
 from specjax.cli import defaults
+from specjax.decoding import building, streaming
+from specjax.decoding.texts import common_width, tokenize
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.measure import metrics
@@ -120,7 +122,7 @@ class Study:
         themselves.
         """
         count = self.config.timed_inputs
-        ids = decoding.tokenize(self.target, self.texts(count), self.config.max_source_len or None)
+        ids = tokenize(self.target, self.texts(count), self.config.max_source_len or None)
         distinct = [len({*tokens}) for tokens in self.outputs(self.config.temperatures[0], count)]
         return ids, distinct.index(max(distinct))
 
@@ -141,7 +143,7 @@ class Study:
     ) -> list[Row]:
         """Outputs for the first inputs, in batches; without a draft the target's own."""
         config = self.config
-        method = decoding.build(
+        method = building.build(
             self.target,
             None if draft is None else self.draft(draft),
             gamma=gamma,
@@ -153,8 +155,8 @@ class Study:
             warnings.simplefilter("ignore")  # decoding will say which texts it cuts
             # As many texts as α takes: fewer of them run the same program.
             most = self.texts(max(count, config.alpha_inputs))
-            width = decoding.common_width(decoding.tokenize(self.target, most, limit))
-        rows = decoding.stream(
+            width = common_width(tokenize(self.target, most, limit))
+        rows = streaming.stream(
             method,
             self.target,
             self.texts(count),

@@ -93,7 +93,7 @@ def timeline(
     that. The jitted loop gives the same tokens and is faster than their sum.
 
     Args:
-      prepare: returns the contexts and the state before the first round, as `decoding.prepare` and
+      prepare: returns the contexts and the state before the first round, as `starting.prepare` and
         both `start` do; the same ones each time. Timed as the start.
 
     Raises:

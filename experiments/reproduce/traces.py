@@ -10,7 +10,8 @@ from experiments import figure1
 from experiments.reproduce import speedups
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study
-from specjax import decoding
+from specjax.decoding import building
+from specjax.decoding.outputs import text_of
 from specjax.support import command_line
 from specjax.support.named import short
 
@@ -26,11 +27,11 @@ def measure(on: Study, _) -> dict[str, Any]:
     best, tree = speedups.best(on, -1), on.config.tree
     sampling = on.sampling(best["temperature"])
     draft, gamma = on.draft(best["draft"]), best["gamma"]
-    method = decoding.build(on.target, draft, gamma=gamma, sampling=sampling, tree=tree)
+    method = building.build(on.target, draft, gamma=gamma, sampling=sampling, tree=tree)
     command_line.say("compiling a round, and decoding one output round by round")
     texts, index = on.shown
     rounds = figure1.trace(method, *speedups.start(on, method, texts, index))
-    decode = partial(decoding.text_of, on.target, texts[index], skip_special_tokens=False)
+    decode = partial(text_of, on.target, texts[index], skip_special_tokens=False)
     return {
         **{name: best[name] for name in ("draft", "temperature", "gamma")},
         "tree": tree,

@@ -22,8 +22,11 @@ from experiments import command
 from experiments.adaptive.board import within
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results, rows_of
-from specjax import decoding
-from specjax.decoding import Request, Running
+from specjax.decoding import building, streaming
+from specjax.decoding.run import Run as Spec
+from specjax.decoding.running import Running
+from specjax.decoding.starting import Request
+from specjax.decoding.texts import check_room, common_width, tokenize
 from specjax.loop import Method
 from specjax.measure import report
 from specjax.measure.timing import Run, in_turns, quartiles
@@ -74,10 +77,10 @@ def measure(on: Study, temperature: float, lengths: str) -> list[dict[str, Any]]
 def methods_of(on: Study, temperature: float) -> dict[str, Method]:
     """Plain decoding, and speculation with each draft."""
     how = on.sampling(temperature)
-    made: dict[str, Method] = {PLAIN: decoding.plain(on.target, how)}
+    made: dict[str, Method] = {PLAIN: building.plain(on.target, how)}
     for name in on.config.drafts:
         options: dict[str, Any] = {"gamma": on.config.gamma, "sampling": how}
-        made[short(name)] = decoding.build(on.target, on.draft(name), **options)
+        made[short(name)] = building.build(on.target, on.draft(name), **options)
     return made
 
 
@@ -85,8 +88,8 @@ def requests_of(on: Study, lengths: str) -> list[Request]:
     """The timed inputs, in their order, with the budgets of a kind."""
     config = on.config
     texts = on.texts(config.timed_inputs)
-    ids = decoding.tokenize(on.target, texts, config.max_source_len or None)
-    decoding.check_room(on.target, ids, config.max_new_tokens)
+    ids = tokenize(on.target, texts, config.max_source_len or None)
+    check_room(on.target, ids, config.max_new_tokens)
     most = np.full(len(ids), config.max_new_tokens)
     if lengths == "drawn":
         most = budgets(len(ids), config.shortest, config.max_new_tokens, config.seed)
@@ -104,12 +107,14 @@ def running(on: Study, method: Method, requests: Sequence[Request], at_once: int
     return Running(
         method,
         on.target,
+        Spec(
+            on.config.max_new_tokens,
+            jax.random.key(on.config.seed),
+            names=(on.config.target, "draft"),
+        ),
         rows=on.config.batch_size,
-        width=decoding.common_width([request.ids for request in requests]),
-        max_new_tokens=on.config.max_new_tokens,
-        key=jax.random.key(on.config.seed),
+        width=common_width([request.ids for request in requests]),
         at_once=at_once,
-        names=(on.config.target, "draft"),
     )
 
 
@@ -122,7 +127,7 @@ def in_turn(
 
     def run(method: Method, at_once: int, requests: Sequence[Request]) -> Run:
         begin = time.perf_counter()
-        found = decoding.decoded(running(on, method, requests, at_once), requests)
+        found = streaming.decoded(running(on, method, requests, at_once), requests)
         rows = sorted((row for row in found if isinstance(row, Row)), key=lambda row: row.index)
         seconds = time.perf_counter() - begin
         return seconds, seconds, rows, None

@@ -158,7 +158,7 @@ def left_out(pairs: Sequence[Pair], buckets: Sequence[tuple[int, int]]) -> int:
 
 
 def truncated(pairs: Sequence[Pair], longest: int, mark: Sequence[int] = ()) -> list[Pair]:
-    """The pairs with sources of at most so many ids, as `decoding.tokenize` cuts them.
+    """The pairs with sources of at most so many ids, as `decoding.texts.tokenize` cuts them.
 
     Args:
       mark: ids that the tokenizer puts behind every text, which stay.

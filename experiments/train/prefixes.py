@@ -21,7 +21,8 @@ from tqdm import tqdm
 from experiments.tasks.examples import Example
 from experiments.train import batches
 from experiments.train.batches import Batch, Order, Pair
-from specjax import decoding
+from specjax.decoding import building, streaming
+from specjax.decoding.texts import common_width, tokenize
 from specjax.models.checkpoint import Checkpoint
 from specjax.sampling import Sampling
 from specjax.support import files, npz
@@ -169,17 +170,17 @@ def write(
     Args:
       room: ids at most.
     """
-    prompts = decoding.tokenize(model, texts)
+    prompts = tokenize(model, texts)
     whole = not model.config.is_encoder_decoder
     opened = [ids[ids[:1] == [model.start_id] :] if whole else [] for ids in prompts]
-    rows = decoding.stream(
-        decoding.plain(model, Sampling(temperature)),
+    rows = streaming.stream(
+        building.plain(model, Sampling(temperature)),
         model,
         prompts,
         max_new_tokens=max(1, room - max(map(len, opened))),
         key=key,
         batch_size=BATCH,
-        width=decoding.common_width(prompts),
+        width=common_width(prompts),
         names=(model.name, ""),
     )
     bar = tqdm(rows, "writing prefixes", total=len(texts), unit="output", delay=2, leave=False)

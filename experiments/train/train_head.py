@@ -27,7 +27,10 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from experiments import tasks
-from specjax import checkpoints, decoding, speculative
+from specjax import checkpoints, speculative
+from specjax.decoding import building, starting
+from specjax.decoding.outputs import check_finite
+from specjax.decoding.texts import common_width, tokenize
 from specjax.measure.along import reread
 from specjax.policies import acceptance_head as head
 from specjax.policies.acceptance_head import HeadParams
@@ -101,16 +104,16 @@ def collect(
     texts: Sequence[str],
 ) -> Seen:
     """All drafted tokens that may be reached, (N,), from decoding every text."""
-    sources = [ids for ids in decoding.tokenize(target, texts) if ids]
+    sources = [ids for ids in tokenize(target, texts) if ids]
     found: list[Seen] = []
     for temperature in config.temperatures:
         distribution = Sampling(temperature)
-        method = decoding.build(target, draft, gamma=config.gamma, sampling=distribution)
+        method = building.build(target, draft, gamma=config.gamma, sampling=distribution)
         for at in tqdm(
             range(0, len(sources), config.batch_size), desc=f"T={temperature:g}", disable=None
         ):
             chunk = sources[at : at + config.batch_size]
-            contexts, state = decoding.prepare(
+            contexts, state = starting.prepare(
                 method,
                 target,
                 chunk,
@@ -118,13 +121,13 @@ def collect(
                 max_new_tokens=config.max_new_tokens,
                 key=jax.random.key(config.seed),
                 rows=min(config.batch_size, len(sources)),
-                width=decoding.common_width(sources),
+                width=common_width(sources),
             )
             while not np.all(state.done):
                 state, seen = observe(method, contexts, state)
                 rows = np.asarray(seen.reached) > 0
                 found.append(jax.tree.map(lambda x, rows=rows: np.asarray(x)[rows], seen))
-            decoding.check_finite(state, (config.target, config.draft))
+            check_finite(state, (config.target, config.draft))
     return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
 

@@ -145,7 +145,7 @@ def chat_prompt(
 ) -> str:
     """Write a chat as a prompt, by the tokenizer's chat template, up to the answer's first token.
 
-    The prompt has the BOS that the template writes. `decoding.tokenize` adds no second one.
+    The prompt has the BOS that the template writes. `decoding.texts.tokenize` adds no second one.
 
     Args:
       messages: turns with role and content, and what else the template reads.

@@ -47,10 +47,12 @@ that of one process. A mesh over the devices of all also needs --coordinator=HOS
 """
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
 import warnings
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -58,15 +60,18 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from specjax import decoding, rules
+from specjax import rules
 from specjax.checkpoints import Checkpoint
 from specjax.cli import defaults, hosts, inputs, outputs, pairs, summary
 from specjax.cli import follow as following
 from specjax.cli.lines import Lines
+from specjax.decoding import building, streaming
+from specjax.decoding.conditions import conditions
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import formats
 from specjax.models import meshes
+from specjax.results import Progress, Row
 from specjax.settings import Settings
 from specjax.support import command_line, compilation_cache, files, processes, runs
 from specjax.support.processes import Group
@@ -197,25 +202,8 @@ def decode_texts(
     done = total - len(output.missing) if group.count == 1 else 0
     log = outputs.open_log(config, args, done)
     logs = log is not None or bool(args.format)
-    events = decoding.as_they_end(
-        method,
-        target,
-        texts,
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        samples=config.samples,
-        batch_size=config.batch_size,
-        max_source_len=config.max_source_len or None,
-        only=output.missing,
-        names=(config.target, config.draft),
-        carry=config.carry,
-        eager=args.follow,
-        every=following.ROUNDS if args.follow else 0,
-        logs=logs and pairs.with_draft(config) and pairs.is_chain(config),
-    )
-    if args.follow:
-        events = following.follow(events, Console(stderr=True))
-    rows = decoding.in_order(lines.timed(events), config.samples, output.missing)
+    events = decoded(method, target, texts, args, config, output.missing, logs)
+    rows = streaming.in_order(lines.timed(events), config.samples, output.missing)
     begin, compiling = time.perf_counter(), compilation_cache.Watch()
     counts, lengths, tested = np.zeros(5, int), np.zeros(1, int), np.zeros(1, int)
     bar = command_line.Steps(
@@ -254,6 +242,27 @@ def decode_texts(
         print(f"{remark}.", file=beside)
 
 
+def decoded(
+    method: Method,
+    target: Checkpoint,
+    texts: list[str],
+    args,
+    config,
+    only: Sequence[int],
+    logs: bool,
+) -> Iterator[Row | Progress]:
+    """Decode the missing rows, and show them with --follow. Rounds are logged only of chains."""
+    run = dataclasses.replace(
+        defaults.run_of(config),
+        only=only,
+        eager=args.follow,
+        every=following.ROUNDS if args.follow else 0,
+        log_rounds=logs and pairs.with_draft(config) and pairs.is_chain(config),
+    )
+    events = streaming.as_they_end(method, target, texts, run)
+    return following.follow(events, Console(stderr=True)) if args.follow else events
+
+
 def build(
     group: Group,
     together: bool,
@@ -271,7 +280,7 @@ def build(
     method = pairs.method_of(config, target, draft, tuned)
     if tuned is not None:
         rows = min(config.batch_size, len(texts) * config.samples)
-        used = decoding.conditions(method, target, draft, rows, config.max_new_tokens)
+        used = conditions(method, target, draft, rows, config.max_new_tokens)
         tuned.warn_of_other_use(used)
     pairs.check_memory(config, texts, target, method)
     measures = tuned is None and pairs.lacks_costs(config)
@@ -282,7 +291,7 @@ def build(
         )
     if measures:
         method = pairs.with_costs(method, target, texts, config)
-    if group.count > 1 and not together and decoding.reads_batch(method):
+    if group.count > 1 and not together and building.reads_batch(method):
         raise ValueError(
             f"--config.policy={config.policy} reads its batch, which several processes would cut "
             "otherwise than one: take another policy, or one process."
@@ -290,7 +299,7 @@ def build(
     if measures and not (config.carry or config.rounds_file):
         method = pairs.chosen(method, target, texts, config)
     if config.carry:
-        decoding.check_carry(method)
+        building.check_carry(method)
     return method
 
 

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_collections
 
 from specjax import defaults
+from specjax.decoding.run import Run
 from specjax.sampling import Sampling
 from specjax.settings import Drafting
 
@@ -143,6 +145,19 @@ def sampling(config) -> Sampling:
 def drafting(config) -> Drafting:
     """Build the drafting of a config from its fields."""
     return Drafting(**{name: config[name] for name in (*TUNED, "check_tokens") if name in config})
+
+
+def run_of(config) -> Run:
+    """Build the run of a config from its fields."""
+    return Run(
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        num_samples=config.samples,
+        batch_size=config.batch_size,
+        max_source_len=config.max_source_len or None,
+        carry_state=config.carry,
+        names=(config.target, config.draft),
+    )
 
 
 def precision(config) -> dict[str, Any]:

@@ -47,11 +47,9 @@ def main(_) -> None:
         mesh=config.mesh or None,
         replicate_draft=config.replicate_draft,
         max_source_len=config.max_source_len or None,
-        check_tokens=config.get("check_tokens", True),
-        **{
-            field: config[field]
-            for field in ("gamma", "tree", "max_new_tokens", "batch_size", "policy", "rule")
-        },
+        drafting=defaults.drafting(config),
+        max_new_tokens=config.max_new_tokens,
+        batch_size=config.batch_size,
         sampling=defaults.sampling(config),
         key=config.seed,
     )

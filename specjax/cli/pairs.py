@@ -5,10 +5,13 @@ import os
 import sys
 import warnings
 
-from specjax import checkpoints, decoding, drafters, policies, rules, trees
+from specjax import checkpoints, drafters, policies, rules, trees
 from specjax.checkpoints.compatibility import check_pair
 from specjax.checkpoints.loading import check_memory as check_parameters
 from specjax.cli import defaults
+from specjax.decoding import building, streaming
+from specjax.decoding.programs import needed
+from specjax.decoding.texts import tokenize
 from specjax.drafters.base import Drafter
 from specjax.drafters.loading import NAMES as DRAFTERS
 from specjax.loop import Method
@@ -111,7 +114,7 @@ def method_of(
     if lacks_costs(config) and tuned is None:
         drafting = dataclasses.replace(drafting, policy=None)
     drafting = dataclasses.replace(drafting, check_tokens=config.get("check_tokens", True))
-    return decoding.build(target, draft, drafting, sampling=defaults.sampling(config))
+    return building.build(target, draft, drafting, sampling=defaults.sampling(config))
 
 
 def with_costs(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
@@ -184,20 +187,20 @@ def check_memory(
     """
     total = len(texts) * config.samples
     rows = min(config.batch_size, total)
-    in_batches = config.carry or decoding.reads_batch(method)  # one after the other
+    in_batches = config.carry or building.reads_batch(method)  # one after the other
     texts = sorted(texts, key=len)[-8:]  # the most tokens are among these, or nearly
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # decoding will warn of texts that it cuts
-        sources = decoding.tokenize(target, texts, config.max_source_len or None)
+        sources = tokenize(target, texts, config.max_source_len or None)
     if not any(sources):
         return
-    need = decoding.needed(
+    need = needed(
         method,
         target,
         max(map(len, sources)),
         rows=rows,
         max_new_tokens=config.max_new_tokens,
-        admits=0 if total <= rows or in_batches else decoding.at_once(rows),
+        admits=0 if total <= rows or in_batches else streaming.at_once(rows),
     )
     check_fits(
         f"{'C' if loaded else 'The models, c'}aches and distributions of {rows} rows",

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from specjax import checkpoints, decoding, rules
+from specjax import checkpoints, rules
+from specjax.decoding.texts import is_blank, tokenize
 from specjax.loop import Method
 from specjax.measure import report, speedup, timing
 from specjax.measure.stopwatch import Stopwatch
@@ -57,8 +58,8 @@ def took(
 
 def compare(method: Method, target: checkpoints.Checkpoint, texts, config) -> timing.Comparison:
     """Compare both methods on all inputs that are not blank, one output each."""
-    kept = [text for text in texts if not decoding.is_blank(target, text)]
-    sources = decoding.tokenize(target, kept, config.max_source_len or None)
+    kept = [text for text in texts if not is_blank(target, text)]
+    sources = tokenize(target, kept, config.max_source_len or None)
     watch = Stopwatch(
         target, config.max_new_tokens, jax.random.key(config.seed), config.batch_size,
         names=(config.target, config.draft),

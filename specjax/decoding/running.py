@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Key
 
 from specjax import loop
 from specjax.batching import bucket
 from specjax.decoding.outputs import Outputs, check_finite, read
+from specjax.decoding.run import Run
 from specjax.decoding.starting import Past, Request, arguments, resume, start
 from specjax.drafters.carrying import carry_over
 from specjax.loop import Method
@@ -33,30 +32,24 @@ class Running:
         self,
         method: Method,
         target: Checkpoint,
+        spec: Run,
         *,
         rows: int,
         width: int,
-        max_new_tokens: int,
-        key: Key[Array, ""],
         at_once: int = 1,
-        names: tuple[str, str] = ("target", "draft"),
         past: Past | None = None,
-        logs: bool = False,
     ):
         """Store the arguments; nothing is allocated before the first requests come.
 
         Args:
+          spec: lengths, randomness, names, and whether rounds are logged.
           rows: number of rows that decode together.
           width: width of the sources or prompts.
-          max_new_tokens: the largest budget.
           at_once: requests that one call admits.
-          names: names of target and draft, for errors.
           past: learned state that the first requests begin with.
-          logs: keep a log of rounds, `Row.rounds`.
         """
-        self.method, self.target, self.width, self.key = method, target, width, key
-        self.max_new_tokens, self.at_once, self.names = max_new_tokens, at_once, names
-        self.logs = logs
+        self.method, self.target, self.spec = method, target, spec
+        self.width, self.at_once = width, at_once
         self.held: list[Request | None] = [None] * rows
         self.placement = sharding.placement_of(target.model)
         # Rows of the arrays; those beyond `rows` are never used.
@@ -85,16 +78,9 @@ class Running:
         if self._state is None or (self.live == 0 and self.at_once == len(self.held)):
             self._context = self._state = None  # freed before the next ones are made
             self.held[: len(requests)] = requests
-            self._context, self._state = start(
-                self.method,
-                self.target,
-                requests,
-                max_new_tokens=self.max_new_tokens,
-                key=self.key,
-                rows=self.size,
-                width=self.width,
-                logs=self.logs,
-            )
+            shape = self.size, self.width
+            begun = start(self.method, self.target, requests, self.spec, *shape)
+            self._context, self._state = begun
             if self._inherited is not None:
                 self._state = resume(self.method, self._state, self._inherited)
             return
@@ -108,7 +94,7 @@ class Running:
             rows = [*some, *[row] * (count - len(some))]
             again = [some[row] for row in rows]
             inputs, keys, budget = arguments(
-                self.target, again, rows=len(rows), width=self.width, key=self.key
+                self.target, again, rows=len(rows), width=self.width, key=self.spec.key
             )
             self._context, self._state = loop.admit(
                 self.method,
@@ -135,13 +121,13 @@ class Running:
         Raises:
           FloatingPointError: logits that are not finite, or an own rule without distributions.
         """
-        check_finite(self._state, self.names, self.method.rule)
+        check_finite(self._state, self.spec.names, self.method.rule)
         outputs = read(self._state)
         ended: dict[int, tuple[int, int]] = {}
         going: dict[int, tuple[int, int]] = {}
         for row, request in enumerate(self.held):
             if request is not None:
-                (ended if outputs.done[row] else going)[row] = request.index, request.sample
+                (ended if outputs.done[row] else going)[row] = request.label
         for row in ended:
             self.held[row] = None
         return outputs._replace(labels=ended), outputs._replace(labels=going)

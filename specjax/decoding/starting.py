@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int, Key
 from specjax import loop
 from specjax.batching import bucket
 from specjax.contracts import watched
+from specjax.decoding.run import Run
 from specjax.decoding.texts import check_budget, pack_for
 from specjax.drafters import carrying
 from specjax.loop import Method
@@ -33,6 +34,11 @@ class Request:
     sample: int  # number of the draw
     ids: Sequence[int]  # of the source or prompt
     budget: int  # new tokens at most
+
+    @property
+    def label(self) -> tuple[int, int]:
+        """Input and draw, which name the row."""
+        return self.index, self.sample
 
 
 def prepare(
@@ -59,16 +65,22 @@ def prepare(
     most = [max_new_tokens] * len(sources) if budgets is None else budgets
     each = zip(labels, sources, most, strict=True)
     requests = [Request(*label, ids, min(limit, max_new_tokens)) for label, ids, limit in each]
-    size: Any = {"max_new_tokens": max_new_tokens, "rows": rows, "width": width}
-    return start(method, target, requests, key=key, **size)
+    return start(method, target, requests, Run(max_new_tokens, key), rows, width)
 
 
-def start(method, target, requests, *, max_new_tokens, key, rows, width, logs=False):
-    """Start requests as `prepare` does; with `logs` the state holds a log of rounds."""
+def start(
+    method: Method,
+    target: Checkpoint,
+    requests: Sequence[Request],
+    run: Run,
+    rows: int,
+    width: int | None,
+):
+    """Start requests as `prepare` does; with `run.log_rounds` the state holds a log of rounds."""
     memory_maps.make_room()
-    inputs, keys, budget = arguments(target, requests, rows=rows, width=width, key=key)
-    room = room_of(method, inputs, max_new_tokens)
-    logged = max_new_tokens if logs else 0
+    inputs, keys, budget = arguments(target, requests, rows=rows, width=width, key=run.key)
+    room = room_of(method, inputs, run.max_new_tokens)
+    logged = run.max_new_tokens if run.log_rounds else 0
     if watched(method, len(keys)) is not method:  # own parts fail here, before anything is compiled
         shapes = loop.start.eval_shape(method, inputs, keys, budget, buffer_len=room, logged=logged)
         loop.decode.eval_shape(method, *shapes)

@@ -2,10 +2,12 @@
 
 - `verdicts`: observations → verdict and way out, with every threshold and its reason
 - `distributions`: the target's distribution by teacher forcing, and a test of draws against it
+- `case`: a pair, how it will be used, and what is known of it
 - `checks`: the order of the checks, and what each examines
 """
 
-from specjax.doctor.checks import CHECKS, TEXTS, Plan, examine
+from specjax.doctor.case import TEXTS, Plan
+from specjax.doctor.checks import CHECKS, examine
 from specjax.doctor.verdicts import Finding, Verdict
 
 __all__ = ["CHECKS", "TEXTS", "Finding", "Plan", "Verdict", "examine"]

@@ -3,7 +3,6 @@
 A check that fails skips those that build on it; the others run.
 """
 
-import dataclasses
 import math
 import time
 import warnings
@@ -15,19 +14,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.sharding import Mesh
-from jaxtyping import Key
 
-from specjax import checkpoints, decoding, drafters, formulas, policies, results, trees
-from specjax.autoregressive import Autoregressive
-from specjax.batching import bucket
+from specjax import checkpoints, drafters, formulas, results
 from specjax.checkpoints.compatibility import compare, shared_ids
-from specjax.defaults import BATCH_SIZE, GAMMA, NEW_TOKENS
+from specjax.decoding import building
+from specjax.decoding.programs import needed
+from specjax.decoding.texts import tokenize
 from specjax.devices import device_of
 from specjax.doctor import distributions, verdicts
+from specjax.doctor.case import Case, Plan
 from specjax.doctor.verdicts import Finding
-from specjax.drafters.base import ByModel, Drafter
+from specjax.drafters.base import ByModel
 from specjax.drafters.observing import guesses
 from specjax.loop import Method
 from specjax.measure import costing, doubts, metrics
@@ -35,135 +32,17 @@ from specjax.measure.stopwatch import Stopwatch
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.memory import dtype_of, memory_free
-from specjax.policies import Costs
 from specjax.results import Result, Row
 from specjax.rules import exactness, remark
-from specjax.sampling import Greedy, Sampling, as_key, as_sampling, key_for
-from specjax.speculative import Speculative
-from specjax.trees import Shape
-from specjax.trees.speculative import TreeSpeculative
-from specjax.types import Text
+from specjax.sampling import Greedy, Sampling
 
 DRAWS = 4096  # draws from each loop: enough to find a total variation of 0.1 from the target
 DRAW_SECONDS = 30.0  # limit on drawing; the test then uses the draws so far
 DRAW_BATCH = 64
 LAW_TOKENS = 4  # tokens of each draw, so that rounds draft beyond the tested tokens
 TESTED = 30  # rounds needed for a rate by position
-MAX_TOKENS = 64  # tokens of an output, at most
 REPEATS = 3  # timings of each call
 AGAIN = 9  # timings of each call, if the first ones contradict themselves
-ROLES = ("target", "draft")
-TEXTS = (
-    "The house is wonderful.",
-    "In the beginning there was nothing but water,",
-    "translate English to German: The train was late again.",
-    "summarize: The council met on Monday and voted for the new bridge, which opens in May.",
-    "def total(values): return sum(values)",
-    "for name in names: print(name)",
-    "Question: what is the capital of France? Answer:",
-    "x = line.strip().split(',')",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A pair and how it will be used; see `specjax.generate`."""
-
-    target: str
-    draft: str  # a model or any other drafter, see `specjax.drafters.loading`
-    texts: Sequence[Text] = TEXTS
-    dtype: Any = None
-    weights: str | None = None  # of the target, as `specjax.load` takes it
-    cache: str | None = None
-    mesh: Mesh | str | None = None
-    replicate_draft: bool = True
-    gamma: int = GAMMA
-    tree: Shape | str = "chain"
-    sampling: Sampling = dataclasses.field(default_factory=Greedy)
-    max_new_tokens: int = NEW_TOKENS
-    max_source_len: int | None = None
-    batch_size: int = BATCH_SIZE
-    key: Key[Array, ""] | int | None = None
-    check_tokens: bool = True
-    policy: str = ""
-    rule: str = ""
-
-    @property
-    def budget(self) -> int:
-        """New tokens of an output in the checks."""
-        return min(self.max_new_tokens, MAX_TOKENS)
-
-    def precision(self, role: str) -> dict[str, Any]:
-        """Options to load a model; a draft's own name has what is in 8 bits."""
-        narrow = {"weights": self.weights, "cache": self.cache} if role == "target" else {}
-        return {"dtype": self.dtype, **narrow}
-
-    def __post_init__(self):
-        key_for(as_sampling(self.sampling), self.key)  # raises where a run would
-
-    @property
-    def randomness(self) -> Key[Array, ""]:
-        """The key of all draws, also of a greedy plan's check at temperature 1."""
-        return as_key(self.key)
-
-
-@dataclasses.dataclass
-class Case:
-    """The plan, and results of checks for those that build on them."""
-
-    plan: Plan
-    target: Checkpoint = dataclasses.field(init=False)  # outlines until `weights` has loaded them
-    draft: Checkpoint | Drafter = dataclasses.field(init=False)
-    sources: list[list[int]] = dataclasses.field(init=False)  # ids of the texts
-    plain: list[Row] = dataclasses.field(init=False)  # outputs of plain decoding at temperature 0
-    logits: list[np.ndarray] = dataclasses.field(init=False)  # the target's for `plain`
-    greedy: list[Row] = dataclasses.field(init=False)  # speculative outputs at temperature 0
-    alpha: float = dataclasses.field(init=False)
-    rows: list[Row] = dataclasses.field(init=False)  # outputs with the plan's sampling
-    costs: Costs = dataclasses.field(init=False)
-    doubts: str = ""  # why nothing follows from the costs
-
-    def speculative(self, sampling: Sampling) -> Speculative | TreeSpeculative:
-        """Build the speculative loop."""
-        options: dict[str, Any] = {"gamma": self.plan.gamma, "tree": self.plan.tree}
-        options["check_tokens"] = self.plan.check_tokens
-        # The checks examine tokens, which do not depend on costs: any costs will do.
-        if self.plan.policy:
-            depth = getattr(trees.parse(self.plan.tree), "depth", self.plan.gamma)
-            options["policy"] = policies.with_any_costs(self.plan.policy, depth)
-        options["rule"] = self.plan.rule or None
-        return decoding.build(self.target, self.draft, sampling=sampling, **options)
-
-    def autoregressive(self, sampling: Sampling) -> Autoregressive:
-        """Build plain decoding."""
-        method = self.speculative(sampling)
-        return Autoregressive(method.target, method.sampling, method.eos_ids)
-
-    @property
-    def checkpoints(self) -> dict[str, Checkpoint]:
-        """Models by role: the target, and the draft if it is a model."""
-        both = zip(ROLES, (self.target, self.draft), strict=True)
-        return {role: found for role, found in both if isinstance(found, Checkpoint)}
-
-    def decode(self, method, texts: Sequence[Text] | None = None, **options) -> Iterator:
-        """Decode the plan's texts, or others, to rows."""
-        settings: dict[str, Any] = {
-            "max_new_tokens": self.plan.budget,
-            "key": self.plan.randomness,
-            "batch_size": self.plan.batch_size,
-            "max_source_len": self.plan.max_source_len,
-            "names": (self.plan.target, self.plan.draft),
-        }
-        texts = self.plan.texts if texts is None else texts
-        return decoding.stream(method, self.target, texts, **settings | options)
-
-    def over_outputs(self, model) -> list[np.ndarray]:
-        """Compute (tokens, V) for each plain output: a model's logits for its tokens."""
-        width = decoding.common_width(self.sources)
-        room = self.plan.budget + (1 if self.target.config.is_encoder_decoder else width)
-        shape = distributions.Shape(width, bucket(room, smallest=32))
-        pairs = zip(self.sources, self.plain, strict=True)
-        return [distributions.over_output(model, self.target, s, r.tokens, shape) for s, r in pairs]
 
 
 class Check(NamedTuple):
@@ -233,7 +112,7 @@ def tokenizer(case: Case) -> Finding:
     A target without one passes if all inputs are token ids.
     """
     target = case.target
-    case.sources = decoding.tokenize(target, case.plan.texts, case.plan.max_source_len)
+    case.sources = tokenize(target, case.plan.texts, case.plan.max_source_len)
     if target.tokenizer is None:
         return Finding("tokenizer", "pass", "none: inputs are token ids")
     ids = [i for source in case.sources for i in source]
@@ -244,7 +123,7 @@ def tokenizer(case: Case) -> Finding:
 def compatibility(case: Case) -> Finding:
     """Check that the draft reads and writes the target's ids."""
     if isinstance(case.draft, Checkpoint):
-        checks = compare(case.target, case.draft, tokens=case.plan.check_tokens)
+        checks = compare(case.target, case.draft, tokens=case.plan.drafting.check_tokens)
         return verdicts.compatibility(checks, shared_ids(case.target, case.draft))
     case.speculative(Greedy())  # refuses a drafter of more ids
     return verdicts.sizes(case.draft.vocab_size, case.target.model.vocab_size)
@@ -265,9 +144,9 @@ def memory(case: Case) -> Finding:
     try:
         loops: list[Any] = [(case.speculative(plan.sampling), case.target)]
     except ValueError:  # no pair: each by itself
-        loops = [(decoding.plain(c, plan.sampling), c) for c in case.checkpoints.values()]
+        loops = [(building.plain(c, plan.sampling), c) for c in case.checkpoints.values()]
     shapes = {"rows": plan.batch_size, "max_new_tokens": plan.max_new_tokens}
-    needs = [decoding.needed(method, c, longest, **shapes) for method, c in loops]
+    needs = [needed(method, c, longest, **shapes) for method, c in loops]
     device, times = sharding.held_by(case.target.model)
     free = memory_free(device)
     if free is not None and device.platform == "cpu":
@@ -400,7 +279,7 @@ def _draws(case: Case, method, index: int) -> Iterator[Row]:
         method,
         [case.plan.texts[index]],
         max_new_tokens=LAW_TOKENS,
-        samples=DRAWS,
+        num_samples=DRAWS,
         batch_size=DRAW_BATCH,
     )
     for row in rows:

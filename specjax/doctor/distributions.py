@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from specjax import decoding
 from specjax import sampling as smp
+from specjax.decoding.texts import pack_for
 from specjax.loop import Method
 from specjax.models.checkpoint import Checkpoint
 from specjax.types import Inputs, Model
@@ -43,7 +43,7 @@ def over_output(
       target: sets how a source or prompt is packed.
       source, output: ids, at least one of each.
     """
-    inputs = decoding.pack_for(target, [source], rows=1, width=shape.width)
+    inputs = pack_for(target, [source], rows=1, width=shape.width)
     known = int(inputs.prompt_len[0])
     tokens = np.zeros((1, shape.length), np.int32)
     tokens[0, :known] = np.asarray(inputs.prompt)[0, :known]
@@ -85,7 +85,7 @@ def distribution_of_two(
 ) -> tuple[set[int], dict[tuple[int, ...], float]]:
     """Compute the likeliest first tokens that end no row, and each `outcome`'s probability."""
     count = min(LIKELY, method.target.vocab_size)
-    inputs = decoding.pack_for(target, [source] * count, rows=count)
+    inputs = pack_for(target, [source] * count, rows=count)
     known = int(inputs.prompt_len[0])
     prompt = np.asarray(inputs.prompt)[:, :known]
 

@@ -14,8 +14,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from specjax import decoding
 from specjax.batching import bucket
+from specjax.decoding import starting
+from specjax.decoding.texts import common_width, tokenize
 from specjax.drafters.base import block_at
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
@@ -137,18 +138,18 @@ def batches(
     Raises:
       ValueError: every input or output is empty.
     """
-    sources = decoding.tokenize(target, texts, max_source_len)
+    sources = tokenize(target, texts, max_source_len)
     pairs = enumerate(zip(sources, outputs, strict=True))
     chosen = [i for i, (source, output) in pairs if source and output]
     if not chosen:
         raise ValueError("Nothing to measure: every input or output is empty.")
     known = {i: outputs[i] if rounds else outputs[i][:-1] for i in chosen}
-    width = decoding.common_width([sources[i] for i in chosen])
+    width = common_width([sources[i] for i in chosen])
     most = max(map(len, known.values()))
     count = bucket(most + 1, smallest=32)
     for at in range(0, len(chosen), batch_size):
         live = chosen[at : at + batch_size]
-        contexts, state = decoding.prepare(
+        contexts, state = starting.prepare(
             method,
             target,
             [sources[i] for i in live],

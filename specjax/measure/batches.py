@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding
 from specjax.batching import bucket
+from specjax.decoding import building
+from specjax.decoding.texts import is_blank, tokenize
 from specjax.defaults import GAMMA, NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.measure.costing import of_positions
@@ -60,11 +61,11 @@ def pass_times(
     """
     sizes = tuple(sizes) or default_sizes(bucket(batch_size), gamma)
     # A policy that verifies all, so that the time of `allocate` is part of a round.
-    method = decoding.build(
+    method = building.build(
         target, draft, gamma=gamma, sampling=as_sampling(sampling),
         policy=fixed(batch_size * gamma), passes=sizes,
     )  # fmt: skip
-    ids = decoding.tokenize(target, [text for text in texts if not decoding.is_blank(target, text)])
+    ids = tokenize(target, [text for text in texts if not is_blank(target, text)])
     if not ids:
         raise ValueError("Nothing to measure: every text is blank.")
     assert isinstance(method, Speculative)  # of a budget

@@ -13,9 +13,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import decoding, devices
+from specjax import devices
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
+from specjax.decoding import building
+from specjax.decoding.texts import common_width
 from specjax.loop import Method, decode
 from specjax.measure import counting
 from specjax.measure.counting import Always, Sized, Undecided
@@ -76,7 +78,7 @@ def measure(
         them. The policy of that loop is not `fixed`.
     """
     passes_of, rows = passes_of or {}, watch.batch_size
-    width = watch.width or decoding.common_width([*texts, *untimed])
+    width = watch.width or common_width([*texts, *untimed])
     watch = dataclasses.replace(watch, width=width)
     waits = devices.is_accelerator(watch.target.model)
     timed = _timed_loops(loops, passes_of, refusals, waits, rows)
@@ -210,7 +212,7 @@ def costs_of(
     if method.branches:
         return of_tree(watch, method, texts, by_nodes=False, longest=longest)
     loops = {static(k): of_length(method, k) for k in sorted({*lengths} or {method.gamma_max})}
-    found = measure(watch, loops, texts, plain=decoding.plain_of(method), longest=longest)
+    found = measure(watch, loops, texts, plain=building.plain_of(method), longest=longest)
     return together(found, steady=devices.is_accelerator(watch.target.model))
 
 
@@ -254,7 +256,7 @@ def of_tree(
             deepest = np.maximum.accumulate(method.shape.depths)
             ends += np.flatnonzero(np.diff(deepest)).tolist()  # one node more is a level more
         asked = {count: (depth, count) for count in (*ends, nodes)}
-    made: dict[Any, Any] = {PLAIN: decoding.plain_of(method)}
+    made: dict[Any, Any] = {PLAIN: building.plain_of(method)}
     made |= {n: dataclasses.replace(method, policy=cut(*how)) for n, how in asked.items()}
     took = _unit_times(watch, made, texts, longest, lambda size, done: {size: done.calls})
     sizes, token = sorted(asked), max(took[TOKEN], float(np.finfo(np.float32).tiny))
@@ -278,7 +280,7 @@ def of_positions(watch: Stopwatch, method: Speculative, texts: Texts) -> Costs:
     def verifying(slots: int, length: int) -> Speculative:
         return dataclasses.replace(method, policy=both(Sized(jnp.int32(length)), fixed(slots)))
 
-    made: dict[str, Method] = {PLAIN: decoding.plain_of(method)}
+    made: dict[str, Method] = {PLAIN: building.plain_of(method)}
     made |= {str(size): verifying(max(size - rows, 0), gamma) for size in sizes}
     made["one token"] = verifying(whole, 1)  # separates drafting from verifying
 

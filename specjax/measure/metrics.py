@@ -16,9 +16,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from specjax import decoding, rules
+from specjax import rules
 from specjax import sampling as smp
 from specjax.contracts import watched
+from specjax.decoding import building, streaming
 from specjax.defaults import BATCH_SIZE, NEW_TOKENS
 from specjax.drafters.base import Drafter, is_silent
 from specjax.measure.along import along, by_prefix, last
@@ -116,10 +117,10 @@ def measure_alpha(
 
     Raises: as `specjax.generate`.
     """
-    decoding.check_models(target, draft)
+    building.check_models(target, draft)
     chosen = smp.as_sampling(sampling)
-    plain = decoding.plain(target, chosen)
-    rows = decoding.stream(
+    plain = building.plain(target, chosen)
+    rows = streaming.stream(
         plain,
         target,
         texts,
@@ -162,7 +163,7 @@ def alpha_of_outputs(
         `acceptance` of another.
     """
     how: dict[str, Any] = {"sampling": sampling, "rule": rule, "check_tokens": check_tokens}
-    method = decoding.build(target, draft, gamma=1, **how)
+    method = building.build(target, draft, gamma=1, **how)
     if not rules.own_acceptance(method.rule, sampling):
         raise ValueError(
             f"{rules.label(method.rule)} decides about tokens in its own way and inherits "

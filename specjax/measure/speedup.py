@@ -7,8 +7,10 @@ from typing import Any
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, drafters
+from specjax import drafters
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import building
+from specjax.decoding.texts import check_texts, common_width, is_blank, tokenize
 from specjax.defaults import NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
@@ -59,15 +61,15 @@ def measure_speedup(
     chosen = as_sampling(sampling)
     key = key_for(chosen, key)
     drafting = Drafting(gamma, policy, None, tree, rule, passes, check_tokens)
-    decoding.check_depth(drafting)
-    method: Any = decoding.build(target, draft, drafting, sampling=chosen)
-    decoding.check_texts(texts)
-    kept = [text for text in texts if not decoding.is_blank(target, text)]
+    building.check_depth(drafting)
+    method: Any = building.build(target, draft, drafting, sampling=chosen)
+    check_texts(texts)
+    kept = [text for text in texts if not is_blank(target, text)]
     if not kept:
         raise ValueError("Nothing to measure: every text is blank.")
     names = target.name, drafters.name_of(draft)
     watch = Stopwatch(target, max_new_tokens, key, batch_size, repeats, names)
-    return compare(watch, method, decoding.tokenize(target, kept, max_source_len))
+    return compare(watch, method, tokenize(target, kept, max_source_len))
 
 
 @memory_maps.kept(methods=4)  # both loops, and as many programs for their costs
@@ -77,9 +79,9 @@ def compare(watch: Stopwatch, method: Method, sources: Texts) -> Comparison:
     Costs are of the first batch, with drafts of γ_max tokens or whole trees.
 
     Args:
-      sources: ids from `decoding.tokenize`, none empty, one output each.
+      sources: ids from `texts.tokenize`, none empty, one output each.
     """
-    watch = dataclasses.replace(watch, width=decoding.common_width(sources))
+    watch = dataclasses.replace(watch, width=common_width(sources))
     plain = Autoregressive(method.target, method.sampling, method.eos_ids)  # without a rule's noise
     found = watch.race({PLAIN: plain, SPECULATIVE: method}, sources)
     costs = costing.costs_of(watch, method, sources[: watch.batch_size])

@@ -13,8 +13,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, loop
+from specjax import loop
 from specjax.batching import bucket
+from specjax.decoding import starting
+from specjax.decoding.outputs import check_finite, read_rows
+from specjax.decoding.texts import common_width
 from specjax.loop import Method
 from specjax.measure import timing
 from specjax.measure.compiling import at_once, compile_at_once
@@ -25,7 +28,7 @@ from specjax.state import State
 from specjax.support import memory_maps
 
 Texts = Sequence[Sequence[int]]
-"""Ids from `decoding.tokenize`, none empty."""
+"""Ids from `tokenize`, none empty."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Stopwatch:
     names: tuple[str, str] = ("target", "draft")
     """Names of target and draft, for errors."""
     width: int | None = None
-    """Width of the sources; None: `decoding.common_width` of the texts at hand."""
+    """Width of the sources; None: `common_width` of the texts at hand."""
     turn: int = 1
     """Batches of a turn, as in `timing.in_turns`."""
     until: float = math.inf
@@ -68,7 +71,7 @@ class Stopwatch:
         budgets: Sequence[int] | None = None,
     ) -> tuple[Any, State]:
         """Prepare (context, state) of some texts before the first round, in the timed shapes."""
-        return decoding.prepare(
+        return starting.prepare(
             method,
             self.target,
             [texts[index] for index in batch],
@@ -76,7 +79,7 @@ class Stopwatch:
             max_new_tokens=self.max_new_tokens,
             key=self.key,
             rows=bucket(min(self.batch_size, len(texts))),
-            width=self.width or decoding.common_width(texts),
+            width=self.width or common_width(texts),
             budgets=None if budgets is None else [budgets[index] for index in batch],
         )
 
@@ -108,8 +111,8 @@ class Stopwatch:
             first = time.perf_counter()
             state = jax.block_until_ready(loop.decode(method, context, state))
             took = time.perf_counter() - first
-            decoding.check_finite(state, self.names, method.rule)
-            rows = decoding.read_rows(state, [(index, 0) for index in batch], self.target)
+            check_finite(state, self.names, method.rule)
+            rows = read_rows(state, [(index, 0) for index in batch], self.target)
             return took, before + took, rows, note(state)
 
         new = self._new(methods, texts, share).values()
@@ -138,7 +141,7 @@ class Stopwatch:
 
         def run(method: Method) -> None:
             state = loop.decode(method, *begun(method, batch)[1:])
-            decoding.check_finite(state, self.names, method.rule)
+            check_finite(state, self.names, method.rule)
 
         if not share:  # one prefill of many policies compiles once
             self.compile(new.values(), texts)
@@ -159,7 +162,7 @@ class Stopwatch:
         self, methods: Mapping[str, Method], texts: Texts, share: bool
     ) -> dict[str, Hashable]:
         """What tells programs apart: structure, arrays, shapes, and how often JAX dropped them."""
-        width = self.width or decoding.common_width(texts)
+        width = self.width or common_width(texts)
         shape = share, self.max_new_tokens, width, min(self.batch_size, len(texts))
 
         def program(method: Method) -> Hashable:

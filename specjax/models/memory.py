@@ -1,7 +1,7 @@
 """Memory that decoding needs, and memory that a device has.
 
-Nothing is allocated here. `decoding.needed` gives the `Need` of a run, of loaded models or of
-outlines (`checkpoints.outline`), whose parameters are shapes.
+Nothing is allocated here. `decoding.programs.needed` gives the `Need` of a run, of loaded models or
+of outlines (`checkpoints.outline`), whose parameters are shapes.
 """
 
 import math

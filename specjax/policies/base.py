@@ -141,7 +141,7 @@ class Policy(Protocol):
         """Whether plain decoding is expected to be faster than `rounds` rounds of `rows` rows.
 
         Called before decoding; False where it is not known. If True, plain decoding makes the same
-        tokens (`decoding.plain_if_preferred`).
+        tokens (`decoding.building.plain_if_preferred`).
         """
         return False
 

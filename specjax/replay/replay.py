@@ -137,7 +137,7 @@ def replay(
         they are 0 or 1; for a drafter that `guesses` they were settled in recording.
       at_once: policies side by side, which memory bounds.
       carry: replay outputs one after the other, each beginning with what policies learned before
-        it, as `generate(..., batch_size=1, carry=True)`.
+        it, as `generate(..., batch_size=1, carry_state=True)`.
 
     Raises:
       ValueError: a policy that reads what was not recorded, or that reads its batch.
@@ -219,7 +219,7 @@ def score(replayed: Replayed, rollouts: Rollouts, costs: Costs) -> Score:
 def as_decoded(policy: Policy, rollouts: Rollouts, costs: Costs) -> tuple[Policy, Costs]:
     """Choose what decodes, and its costs: the policy, or plain decoding where it prefers that.
 
-    Plain decoding appears as rounds that draft nothing (`decoding.plain_if_preferred`).
+    Plain decoding appears as rounds that draft nothing (`decoding.building.plain_if_preferred`).
     """
     rounds = int(np.max(rollouts.budget))
     if not policy.reads_batch and policy.prefers_plain(rollouts.gamma_max, rounds):

@@ -27,8 +27,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from specjax import decoding, speculative
 from specjax import sampling as smp
+from specjax import speculative
+from specjax.decoding import building
+from specjax.decoding.outputs import check_finite
 from specjax.defaults import BATCH_SIZE
 from specjax.dice import Dice
 from specjax.drafters.base import Drafter, block_at
@@ -261,7 +263,7 @@ def record(
       ValueError: every input or output is empty, or the drafter learns from round to round.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    method = decoding.build(
+    method = building.build(
         target, draft, gamma=gamma_max, sampling=sampling, policy=Recorder(hidden)
     )
     names = target.name, getattr(draft, "name", type(draft).__name__)
@@ -283,7 +285,7 @@ def record(
         max_source_len=max_source_len,
     ):
         found, state = roll_out(method, *batch[1:])
-        decoding.check_finite(state, names)
+        check_finite(state, names)
         parts.append(_flat(found, batch.live))
     return _unflat({name: np.concatenate([p[name] for p in parts]) for name in Rollouts._fields})
 

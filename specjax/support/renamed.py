@@ -1,4 +1,4 @@
-"""Arguments of earlier versions, which are refused with the way out."""
+"""Arguments and names of earlier versions, which are refused with the way out."""
 
 import functools
 from collections.abc import Callable
@@ -12,6 +12,29 @@ DRAFTING = {
     "budget": "a verify budget is a policy: give policy=….",
     "sizes": POSITIONS,
     "widths": POSITIONS,
+    "samples": "`generate` has num_samples.",
+    "rounds": "`generate` has log_rounds.",
+    "carry": "`generate` has carry_state.",
+}
+LEFT_THE_TOP = {  # names of `specjax`, with the modules that have them
+    name: module
+    for module, names in {
+        "autoregressive": ["Autoregressive"],
+        "drafters.base": ["ModelDrafter"],
+        "drafters.medusa": ["Medusa"],
+        "drafters.ngram": ["Bigram", "PromptLookup", "Unigram"],
+        "drafters.switch": ["switch"],
+        "loop": ["Method"],
+        "measure.metrics": ["Alpha"],
+        "measure.speedup": ["Comparison"],
+        "results": ["Summary"],
+        "rounds": ["Round"],
+        "sampling": ["Filter"],
+        "speculative": ["Speculative"],
+        "tuning.recommendation": ["Candidate", "Selection"],
+        "types": ["Inputs"],
+    }.items()
+    for name in names
 }
 
 

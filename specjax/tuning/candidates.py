@@ -10,8 +10,11 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import numpy as np
 
-from specjax import decoding, drafters, trees
+from specjax import drafters, trees
 from specjax.checkpoints import Checkpoint, compatibility
+from specjax.decoding import building, streaming
+from specjax.decoding.conditions import conditions
+from specjax.decoding.texts import common_width, tokenize
 from specjax.defaults import GAMMAS, REPEATS, TIMED_INPUTS
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
@@ -190,13 +193,13 @@ class Candidates:
     def _build(self, loaded: Checkpoint | Drafter, **how: Unpack[Fields]) -> Any:
         job = self.job
         how["check_tokens"] = self.check_tokens
-        return decoding.build(job.target, loaded, sampling=job.chosen, **how)
+        return building.build(job.target, loaded, sampling=job.chosen, **how)
 
     # --- what the target makes of the inputs ------------------------------------------------------
 
     def _rows(self, method: Method, texts: Sequence[Text], name: str = "") -> list[Row]:
         job = self.job
-        rows = decoding.stream(
+        rows = streaming.stream(
             method, job.target, texts, max_new_tokens=job.max_new_tokens, key=job.draws,
             batch_size=job.batch_size, max_source_len=job.max_source_len,
             names=(job.target.name, name),
@@ -206,7 +209,7 @@ class Candidates:
     @functools.cached_property
     def _watch(self) -> Stopwatch:
         """The stopwatch of all candidates, at batch 1 and in the shapes of the timed inputs."""
-        width = decoding.common_width(self._timed)
+        width = common_width(self._timed)
         watch = self.job.watch(repeats=self.repeats)
         return dataclasses.replace(watch, key=self.job.draws, batch_size=1, width=width)
 
@@ -214,7 +217,7 @@ class Candidates:
     def _timed(self) -> list[list[int]]:
         """Ids of the timed inputs."""
         job = self.job
-        texts = decoding.tokenize(job.target, self._measured, job.max_source_len)
+        texts = tokenize(job.target, self._measured, job.max_source_len)
         return list(timing.spread(texts, self.timed_inputs))
 
     @functools.cached_property
@@ -234,7 +237,7 @@ class Candidates:
         job.say(f"decoding {count} inputs for α")
         if self._batch > 1:
             return [row.tokens for row in self._rows(job.plain, self._measured)]
-        few = decoding.tokenize(job.target, self._measured, job.max_source_len)
+        few = tokenize(job.target, self._measured, job.max_source_len)
         watch = dataclasses.replace(self._watch, repeats=1, say=timing.silent)
         return [row.tokens for row in watch.race({PLAIN: job.plain}, few).outputs(PLAIN)]
 
@@ -418,7 +421,7 @@ class Candidates:
             steps={str(gamma): took for gamma, took in chosen.steps.items()},
             promised=chosen.tokens,
             predicted=chosen.tokens / steps,
-            tuned_for=decoding.conditions(chosen.method, job.target, loaded, 1, job.max_new_tokens),
+            tuned_for=conditions(chosen.method, job.target, loaded, 1, job.max_new_tokens),
         )
         if not tree and not doubtful():
             bounds = [metrics.tokens_along(overlaps, g) / took for g, took in chosen.steps.items()]

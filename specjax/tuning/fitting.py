@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from specjax import decoding
 from specjax.batching import bucket
+from specjax.decoding import building
+from specjax.decoding.texts import check_room, common_width
 from specjax.measure import costing
 from specjax.measure.costing import TIMED_TEXTS, TIMED_TOKENS
 from specjax.measure.fit import pruned
@@ -46,12 +47,12 @@ def costs_for(
     sources = job.tokenize(job.full[: max(timed, ALPHA_TEXTS)])
     if not sources:  # nothing will be decoded
         return Costs(0.0, [1.0] * (method.slots if by_nodes else method.gamma_max + 1))
-    decoding.check_room(job.target, sources, job.max_new_tokens)
+    check_room(job.target, sources, job.max_new_tokens)
     watch, longest = job.watch(draft), min(job.max_new_tokens, TIMED_TOKENS)
     if method.branches:
         return costing.of_tree(watch, method, sources[:timed], by_nodes, longest)
-    plain: Any = decoding.plain_of(method)
-    watch = dataclasses.replace(watch, width=decoding.common_width(sources))
+    plain: Any = building.plain_of(method)
+    watch = dataclasses.replace(watch, width=common_width(sources))
     loop, longest = _in_time(job, watch, plain, method, sources[:timed], longest)
     deciding = with_any_costs(policy, loop.gamma_max)
     if deciding.fixed:  # by costs that are not measured yet
@@ -98,7 +99,7 @@ def with_costs(
         kept = pruned([width for width in widths.values() if width <= gamma], table)
         sizes = tuple(size for size, width in widths.items() if width in kept)
         method = dataclasses.replace(method, gamma_max=gamma, passes=sizes)  # type: ignore[arg-type]
-    return decoding.with_policy(method, made)
+    return building.with_policy(method, made)
 
 
 def words(table: Costs) -> str:

@@ -10,9 +10,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding
 from specjax.autoregressive import Autoregressive
 from specjax.checkpoints import Checkpoint
+from specjax.decoding import building
+from specjax.decoding.texts import check_texts, is_blank, tokenize
 from specjax.defaults import BATCH_SIZE, MINUTES, NEW_TOKENS
 from specjax.measure import timing
 from specjax.measure.stopwatch import Stopwatch
@@ -42,7 +43,7 @@ class Job:
     samples: int = 1  # outputs of each text
 
     def __post_init__(self):
-        decoding.check_texts(self.texts)
+        check_texts(self.texts)
         whole("batch_size", self.batch_size, "[1, ∞)")
         whole("max_new_tokens", self.max_new_tokens, "[1, ∞)")
         has("say", self.say, ("__call__",), "a function of a text")
@@ -58,7 +59,7 @@ class Job:
     @functools.cached_property
     def plain(self) -> Autoregressive:
         """The loop of plain decoding."""
-        return decoding.plain(self.target, self.chosen)
+        return building.plain(self.target, self.chosen)
 
     @property
     def apart(self) -> Key[Array, ""]:
@@ -69,12 +70,12 @@ class Job:
         """Tokenize without warnings: the run will warn about texts that it cuts."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return decoding.tokenize(self.target, texts, self.max_source_len)
+            return tokenize(self.target, texts, self.max_source_len)
 
     @functools.cached_property
     def full(self) -> list[Text]:
         """Texts with at least one token: an empty prompt's output is no sample of the others."""
-        blank = functools.partial(decoding.is_blank, self.target)
+        blank = functools.partial(is_blank, self.target)
         return [text for text in self.texts if len(text) and not blank(text)]
 
     def watch(self, draft: str = "draft", repeats: int = 3) -> Stopwatch:

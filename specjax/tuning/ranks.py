@@ -9,8 +9,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from specjax import decoding
 from specjax import sampling as smp
+from specjax.decoding import building
 from specjax.defaults import BATCH_SIZE
 from specjax.drafters.base import Drafter, is_silent
 from specjax.measure.along import along, by_prefix, last
@@ -96,7 +96,7 @@ def acceptance_by_rank(
 
     Raises: as `metrics.alpha_of_outputs`.
     """
-    method = decoding.build(target, draft, gamma=1, sampling=sampling, check_tokens=check_tokens)
+    method = building.build(target, draft, gamma=1, sampling=sampling, check_tokens=check_tokens)
     ranks = min(RANKS, method.target.vocab_size)
     visit = partial(by_rank, ranks=ranks, drawn=drawn)
     found = by_prefix(visit, method, target, texts, outputs, batch_size, max_source_len)

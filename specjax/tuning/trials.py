@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax import decoding, devices
+from specjax import devices
 from specjax.batching import bucket
+from specjax.decoding import building
+from specjax.decoding.texts import check_room
 from specjax.loop import Method
 from specjax.measure import costing, timing
 from specjax.measure.costing import of_length, static
@@ -72,7 +74,7 @@ def fastest(job: Job, method: Method, draft: str = "draft") -> Fastest:
     some: list[list[int]] = []
     if count >= MIN_TRIAL_TEXTS and _estimating(method):
         some = job.tokenize(timing.spread(given, count))
-        decoding.check_room(job.target, some, job.max_new_tokens)
+        check_room(job.target, some, job.max_new_tokens)
     return faster(job.watch(draft, REPEATS), method, some)
 
 
@@ -101,7 +103,7 @@ def faster(
         policy's costs. Default: `own_costs`; on an accelerator, before a trial, `timed_alone`, in
         seconds.
     """
-    preferred = decoding.plain_if_preferred(method, watch.max_new_tokens, watch.batch_size)
+    preferred = building.plain_if_preferred(method, watch.max_new_tokens, watch.batch_size)
     policy = _estimating(method)
     if policy is None:
         return Fastest(preferred)
@@ -128,7 +130,7 @@ def faster(
     if not tried:
         return Fastest(preferred)
     ways: dict[str, Method] = {POLICY: method} if preferred is method else {}
-    ways[timing.PLAIN] = decoding.plain_of(method)  # costs may be off by more than their error
+    ways[timing.PLAIN] = building.plain_of(method)  # costs may be off by more than their error
     ways |= {static(length): of_length(method, length) for length in tried}
     found = watch.race(ways, texts)
     less = {POLICY: MIN_GAIN_OF_DECISIONS, timing.PLAIN: 1 - EQUAL_WITHIN}

@@ -12,8 +12,10 @@ from typing import Any
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, devices, drafters, trees
+from specjax import devices, drafters, trees
 from specjax.batching import bucket
+from specjax.decoding import building
+from specjax.decoding.conditions import conditions
 from specjax.defaults import (
     BATCH_SIZE,
     GAMMAS,
@@ -85,7 +87,7 @@ def tune(
     Raises:
       ValueError: as `generate`.
     """
-    decoding.check_models(target, draft)
+    building.check_models(target, draft)
     drafting = Drafting(gamma, policy, None, tree, rule, passes or (), check_tokens)
     job = Job(
         target, texts, sampling, max_new_tokens, key, max_source_len, batch_size, minutes, say
@@ -102,7 +104,7 @@ def tuned(job: Job, draft: Checkpoint | Drafter | str, drafting: Drafting) -> Se
     target, branches = job.target, not isinstance(drafting.shape, trees.Chain)
     policy = str(drafting.policy or ("goodput" if branches else "lookahead"))
     check(policy)
-    method = decoding.build(target, draft, drafting, sampling=job.chosen, policy=None)
+    method = building.build(target, draft, drafting, sampling=job.chosen, policy=None)
     name = drafters.name_of(draft)
     costs = fitting.costs_for(job, policy, method, name)
     loop: Any = fitting.with_costs(method, policy, costs, job.rows)
@@ -116,7 +118,7 @@ def tuned(job: Job, draft: Checkpoint | Drafter | str, drafting: Drafting) -> Se
         rule=drafting.rule,
         check_tokens=drafting.check_tokens,
         words=f"{why} {fitting.words(costs)} {busy}".rstrip(),
-        tuned_for=decoding.conditions(loop, target, draft, job.rows, job.max_new_tokens),
+        tuned_for=conditions(loop, target, draft, job.rows, job.max_new_tokens),
     )
     if fastest.method is not loop:
         return found

@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import test_loops
 import toy_policies
 from command_line import ROOT
-from specjax import checkpoints, decoding, devices, loop, speculative
+from specjax import checkpoints, devices, loop, speculative
+from specjax.decoding import building
 from specjax.decoding.programs import blank_arguments
 from specjax.decoding.starting import room_of
 from specjax.drafters.base import ModelDrafter
@@ -266,8 +267,8 @@ def test_no_cache_is_copied_on_a_gpu(rows, cache):
     both = checkpoints.Checkpoint("prose", model, family, eos_ids=(1,))
     options: dict[str, Any] = {"gamma": 3, "sampling": Sampling(1.0), "policy": "svip"}
     for method in (
-        decoding.build(both, None, gamma=3, sampling=Sampling(1.0)),
-        decoding.build(both, both, passes=(rows, 2 * rows), **options),
+        building.build(both, None, gamma=3, sampling=Sampling(1.0)),
+        building.build(both, both, passes=(rows, 2 * rows), **options),
     ):
         text = compiled_for_h100(method, both, 32, max_new_tokens=75, rows=rows)
         # A cache, of 5 heads of 16 and three digits of slots, comes out of updates alone: a copy

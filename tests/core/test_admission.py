@@ -13,9 +13,12 @@ import pytest
 
 import eagles
 import test_loops
-from specjax import decoding, loop
+from specjax import loop
 from specjax.checkpoints import Checkpoint
-from specjax.decoding import Request, Running, streaming
+from specjax.decoding import building, streaming
+from specjax.decoding.run import Run
+from specjax.decoding.running import Running
+from specjax.decoding.starting import Request
 from specjax.drafters import ngram
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.switch import switch
@@ -65,7 +68,7 @@ def made(name: str, temperature: float = 1.0):
     options = {"sampling": Sampling(temperature), "gamma": 3}
     if drafter == "EAGLE":
         target = eagles.target_of("gpt", V)
-        return decoding.build(target, eagles.eagle_of(target, 1), **options), target
+        return building.build(target, eagles.eagle_of(target, 1), **options), target
     draft = {
         "plain": lambda: None,
         "model": by_model,
@@ -77,13 +80,13 @@ def made(name: str, temperature: float = 1.0):
         options["rule"] = kind
     elif kind == "hedge":
         options["policy"] = kind
-    method = decoding.build(target, draft, **options)
+    method = building.build(target, draft, **options)
     return method, target
 
 
 def stream(method, target, batch_size=3, **options) -> list[Row]:
     settings = {"max_new_tokens": BUDGET, "key": KEY, "budgets": BUDGETS}
-    return list(decoding.stream(method, target, IDS, batch_size=batch_size, **settings | options))
+    return list(streaming.stream(method, target, IDS, batch_size=batch_size, **settings | options))
 
 
 def batches(method, target, size=3, **options) -> list[Row]:
@@ -96,11 +99,10 @@ def batches(method, target, size=3, **options) -> list[Row]:
 
 def in_order(method, target, order, rows=3, every=0, at_once=1) -> list[Row]:
     """Rows by input, of requests that are admitted in another order."""
-    running = Running(
-        method, target, rows=rows, width=16, max_new_tokens=BUDGET, key=KEY, at_once=at_once
-    )
+    run = Run(BUDGET, KEY, every=every, eager=every > 0)
+    running = Running(method, target, run, rows=rows, width=16, at_once=at_once)
     requests = [Request(i, 0, IDS[i], BUDGETS[i]) for i in order]
-    found = decoding.decoded(running, requests, every > 0, every)
+    found = streaming.decoded(running, requests)
     return sorted((row for row in found if isinstance(row, Row)), key=lambda row: row.index)
 
 
@@ -141,11 +143,11 @@ def test_greedy_rows_and_any_number_of_them():
 def test_samples_and_a_later_beginning():
     """Draws of one input are rows of their own, also where noise goes by position."""
     method, target = made("plain, gumbel")
-    expected = batches(method, target, samples=3)
+    expected = batches(method, target, num_samples=3)
     assert len({tuple(row.tokens) for row in expected[:3]}) > 1
-    assert stream(method, target, samples=3) == expected
-    assert stream(method, target, samples=3, only=range(7, len(expected))) == expected[7:]
-    assert stream(method, target, samples=3, only=[]) == []
+    assert stream(method, target, num_samples=3) == expected
+    assert stream(method, target, num_samples=3, only=range(7, len(expected))) == expected[7:]
+    assert stream(method, target, num_samples=3, only=[]) == []
 
 
 # Each is what some row reads before it writes.
@@ -204,8 +206,9 @@ def test_nothing_compiles_again(draft):
     def run(seed, temperature, texts, **options):
         settings = {"max_new_tokens": BUDGET, "key": jax.random.key(seed), "width": 16}
         chosen = Sampling(temperature)
-        method = decoding.build(target, draft, gamma=3, sampling=chosen)
-        found = decoding.as_they_end(method, target, texts, batch_size=3, **settings | options)
+        method = building.build(target, draft, gamma=3, sampling=chosen)
+        run = Run(batch_size=3, **{"eager": True} | settings | options)
+        found = streaming.as_they_end(method, target, texts, run)
         assert sum(isinstance(one, Row) for one in found) == len(texts)
 
     for program in (loop.start, loop.decode, loop.admit):
@@ -246,9 +249,10 @@ COUNT = checkpoint(chain([1, 2, 3, 4, 5, 6, 0]))  # V = 7, counts and never ends
 def test_rows_are_handed_out_as_they_end():
     """By hand: two rows, budgets 3, 9, 3, 1, 2. The first ends in round 3, its place is another's
     in round 4, and so on; the second ends with the last of them, in round 9."""
-    method = decoding.plain(dataclasses.replace(COUNT, eos_ids=(9,)), Sampling(0.0))
+    method = building.plain(dataclasses.replace(COUNT, eos_ids=(9,)), Sampling(0.0))
     options = {"max_new_tokens": 9, "key": KEY, "batch_size": 2, "budgets": [3, 9, 3, 1, 2]}
-    events = list(decoding.as_they_end(method, COUNT, [[0]] * 5, every=2, **options))
+    run = Run(every=2, eager=True, **options)
+    events = list(streaming.as_they_end(method, COUNT, [[0]] * 5, run))
     rows = [event.index for event in events if isinstance(event, Row)]
     assert sorted(rows) == [0, 1, 2, 3, 4]
     assert rows[:3] == [0, 2, 3]
@@ -258,14 +262,14 @@ def test_rows_are_handed_out_as_they_end():
         assert event.tokens == [(1 + i) % 7 for i in range(len(event.tokens))]
         last[event.index] = len(event.tokens)
     assert sum(isinstance(event, Progress) for event in events) >= 4
-    assert [row.index for row in decoding.stream(method, COUNT, [[0]] * 5, **options)] == [
+    assert [row.index for row in streaming.stream(method, COUNT, [[0]] * 5, **options)] == [
         *range(5)
     ]
 
 
 def test_several_free_rows_are_filled_at_once(monkeypatch):
     """With `admits=2` the loop returns when two of four rows are free, and not when one is."""
-    method = decoding.plain(dataclasses.replace(COUNT, eos_ids=(9,)), Sampling(0.0))
+    method = building.plain(dataclasses.replace(COUNT, eos_ids=(9,)), Sampling(0.0))
     free, admit = [], Running.admit
     monkeypatch.setattr(
         Running,
@@ -274,7 +278,7 @@ def test_several_free_rows_are_filled_at_once(monkeypatch):
     )
     options = {"max_new_tokens": 9, "key": KEY, "batch_size": 4, "admits": 2}
     budgets = [1, 2, 4, 5, 1, 1, 1]
-    rows = list(decoding.stream(method, COUNT, [[0]] * 7, budgets=budgets, **options))
+    rows = list(streaming.stream(method, COUNT, [[0]] * 7, budgets=budgets, **options))
     assert [row.emitted for row in rows] == budgets
     assert free == [(4, 4), (2, 2), (2, 1)]
 
@@ -288,22 +292,22 @@ def test_requests_of_like_length_run_together():
     many = [Request(i, 0, [1], 5) for i in range(streaming.POOL + 1)]
     assert [len(some) for some in streaming.alike(many)] == [streaming.POOL, 1]
     target = dataclasses.replace(COUNT, config=dataclasses.replace(COUNT.config, n_positions=512))
-    method = decoding.plain(target, Sampling(0.0))
+    method = building.plain(target, Sampling(0.0))
     texts = [[0] * 3, [1] * 70, [2] * 4, [3], [4] * 65]
-    rows = decoding.stream(method, target, texts, max_new_tokens=4, key=KEY, batch_size=2)
+    rows = streaming.stream(method, target, texts, max_new_tokens=4, key=KEY, batch_size=2)
     assert [row.tokens[0] for row in rows] == [1, 2, 3, 4, 5]
 
 
 def test_blank_inputs_hold_no_row():
     """They come first as rows end, and at their places in order."""
     target = checkpoint(COUNT.model, "t5")
-    method = decoding.plain(target, Sampling(0.0))
+    method = building.plain(target, Sampling(0.0))
     texts = [[], [1], [2], [], [3], [4]]
     options = {"max_new_tokens": 6, "key": KEY, "batch_size": 2}
     with pytest.warns(UserWarning, match=r"2 empty input\(s\)"):
-        ended = list(decoding.as_they_end(method, target, texts, **options))
+        ended = list(streaming.as_they_end(method, target, texts, Run(eager=True, **options)))
     with pytest.warns(UserWarning, match=r"2 empty input\(s\)"):
-        rows = list(decoding.stream(method, target, texts, **options))
+        rows = list(streaming.stream(method, target, texts, **options))
     assert [row.index for row in ended[:2]] == [0, 3]
     assert [row.index for row in rows] == list(range(6))
     assert [row.index for row in rows if not row.tokens] == [0, 3]
@@ -312,16 +316,15 @@ def test_blank_inputs_hold_no_row():
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_rows_that_are_named_twice(batch_size):
     """They are decoded once and come twice, each time at their place."""
-    method, options = decoding.plain(COUNT, Sampling(0.0)), {"max_new_tokens": 6, "key": KEY}
+    method, options = building.plain(COUNT, Sampling(0.0)), {"max_new_tokens": 6, "key": KEY}
     texts, only = [[0], [2], [4]], [2, 0, 0, 1, 2]
-    ended = decoding.as_they_end(
-        method, COUNT, texts, only=only, batch_size=batch_size, eager=False, **options
-    )
+    run = Run(only=only, batch_size=batch_size, **options)
+    ended = streaming.as_they_end(method, COUNT, texts, run)
     rows = list(ended)
     assert sorted(row.index for row in rows) == [0, 1, 2]
     for order in (rows, rows[::-1]):
-        assert [row.index for row in decoding.in_order(order, only=only)] == only
-    found = decoding.stream(method, COUNT, texts, only=only, batch_size=batch_size, **options)
+        assert [row.index for row in streaming.in_order(order, only=only)] == only
+    found = streaming.stream(method, COUNT, texts, only=only, batch_size=batch_size, **options)
     assert [row.tokens[0] for row in found] == [5, 1, 1, 3, 5]
 
 
@@ -330,9 +333,9 @@ def test_a_fault_of_a_model_is_named_when_it_comes():
     What has ended before is handed out."""
     broken = MarkovModel(COUNT.model.table.at[6].set(jnp.nan))
     target = dataclasses.replace(COUNT, model=broken, eos_ids=(3,), name="odd")
-    method = decoding.plain(target, Sampling(0.0))
+    method = building.plain(target, Sampling(0.0))
     options = {"max_new_tokens": 9, "key": KEY, "batch_size": 2, "names": ("odd", "")}
-    rows = decoding.stream(method, target, [[0], [1], [2], [0], [6], [0]], **options)
+    rows = streaming.stream(method, target, [[0], [1], [2], [0], [6], [0]], **options)
     assert [next(rows).index, next(rows).index] == [0, 1]
     with pytest.raises(FloatingPointError, match=r"target model \(odd\)"):
         list(rows)
@@ -341,6 +344,6 @@ def test_a_fault_of_a_model_is_named_when_it_comes():
 def test_too_many_requests():
     """There is no place for them."""
     method, target = made("plain")
-    running = Running(method, target, rows=2, width=16, max_new_tokens=4, key=KEY)
+    running = Running(method, target, Run(4, KEY), rows=2, width=16)
     with pytest.raises(ValueError, match="3 requests are too many for 2 free rows"):
         running.admit([Request(i, 0, [1], 4) for i in range(3)])

@@ -18,6 +18,7 @@ from specjax.drafters import attached, eagle
 from specjax.drafters.ngram import PromptLookup
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import narrow_weights
+from specjax.settings import Drafting
 
 
 def loaded_again(target, drafter, directory, **options):
@@ -177,7 +178,7 @@ def test_what_takes_a_draft_takes_its_directory(pair, tmp_path):
     assert found.tokens == specjax.generate(target, None, TEXTS[:2], max_new_tokens=12).tokens
     with pytest.raises(ValueError, match=r"holds no model but a drafter.*generate\(target"):
         specjax.load(place)
-    plan = doctor.Plan(target.name, place, texts=TEXTS[:2], max_new_tokens=12, gamma=3)
+    plan = doctor.Plan(target.name, place, texts=TEXTS[:2], max_new_tokens=12, drafting=Drafting(3))
     chosen = [
         check for check in doctor.CHECKS
         if check.name in ("target files", "draft files", "tokenizer", "compatibility", "weights")

@@ -14,8 +14,7 @@ import test_replay
 import test_switch
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
-from specjax import decoding
-from specjax.decoding import starting
+from specjax.decoding import building, starting, streaming
 from specjax.decoding.starting import Past
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.choices import recent
@@ -158,19 +157,19 @@ def test_a_useless_drafter_is_found_out_once(pair, useless):
         policy=goodput(TABLE, memory=0.98),
     )  # fmt: skip
     for size in (1, 3):
-        fresh, carried = decode(batch_size=size), decode(batch_size=size, carry=True)
+        fresh, carried = decode(batch_size=size), decode(batch_size=size, carry_state=True)
         assert carried.tokens == fresh.tokens
         assert carried.drafted[:size].tolist() == fresh.drafted[:size].tolist()
         long = fresh.drafted[size:] >= 3  # outputs that do not end at once
         assert np.sum(long) >= 3
         assert np.all(carried.drafted[size:][long] < fresh.drafted[size:][long])
-    logged = decode(batch_size=3, carry=True, rounds=True)
+    logged = decode(batch_size=3, carry_state=True, log_rounds=True)
     assert (logged.tokens, logged.drafted.tolist()) == (carried.tokens, carried.drafted.tolist())
     assert sum(line["drafted"] for line in logged.rounds) == carried.drafted.sum()
 
 
 def test_nothing_to_carry_over(pair):
-    decode = functools.partial(specjax.generate, pair.target, texts=TEXTS, carry=True)
+    decode = functools.partial(specjax.generate, pair.target, texts=TEXTS, carry_state=True)
     with pytest.raises(ValueError, match="plain decoding has no policy"):
         decode(None)
     with pytest.raises(ValueError, match="Constant learns nothing"):
@@ -179,11 +178,11 @@ def test_nothing_to_carry_over(pair):
 
 def test_a_run_that_was_cut_off_keeps_its_batches(pair):
     """The policy reads its batch: rows 3 and 6 of batches of 4, at temperature 1."""
-    method = decoding.build(
+    method = building.build(
         pair.target, pair.draft, gamma=3, sampling=Sampling(1.0), policy=Gossip()
     )
     rows = functools.partial(
-        decoding.stream, method, pair.target, TEXTS, max_new_tokens=16, key=jax.random.key(0),
+        streaming.stream, method, pair.target, TEXTS, max_new_tokens=16, key=jax.random.key(0),
         batch_size=4,
     )  # fmt: skip
     whole = list(rows())

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from pairs import TEXTS
-from specjax import decoding, devices
+from specjax import devices
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import building
+from specjax.decoding.texts import tokenize
 from specjax.measure import costing, timing
 from specjax.measure.stopwatch import Stopwatch
 from specjax.policies import Costs, parse
@@ -50,7 +52,7 @@ def fastest(pair, method, texts, max_new_tokens=8, batch_size=1):
 
 
 def method_of(pair, policy, gamma=3, **options):
-    built = decoding.build(pair.target, pair.draft, gamma=gamma, sampling=Sampling(0.0), **options)
+    built = building.build(pair.target, pair.draft, gamma=gamma, sampling=Sampling(0.0), **options)
     return dataclasses.replace(built, policy=policy)
 
 
@@ -117,7 +119,7 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     monkeypatch.setattr(Stopwatch, "race", watched)
     table = Costs(0.1, [1.0, 1.0, 1.0, 9.0], alpha=0.6, token=1.0)
     method = method_of(pair, parse("lookahead", costs=table), passes=(3 * batch_size,))
-    texts = decoding.tokenize(pair.target, TEXTS[:4])
+    texts = tokenize(pair.target, TEXTS[:4])
     found = faster(pair, method, texts, batch_size=batch_size)
     ((decides, plain, other),) = (both.values() for both in raced)
     assert decides is method
@@ -213,7 +215,7 @@ def test_who_is_not_tried(pair, monkeypatch):
     """Policies that do not estimate α, plain decoding, and whoever prefers it where no length
     promises more; or without texts."""
     monkeypatch.setattr(Stopwatch, "race", None)
-    texts = decoding.tokenize(pair.target, TEXTS[:4])
+    texts = tokenize(pair.target, TEXTS[:4])
     table = Costs(0.1, [1.0] * 4, alpha=0.6)
     for policy in (parse("goodput", costs=table), parse("svip")):
         method = method_of(pair, policy)
@@ -312,8 +314,8 @@ def test_the_worst_row_counts_where_all_wait_for_it(pair, monkeypatch):
 def test_room_is_checked_before_a_trial(pair, monkeypatch):
     """The texts are not those that costs were measured on."""
     checked = []
-    monkeypatch.setattr(decoding, "check_room", lambda *given: checked.append(given))
+    monkeypatch.setattr(trials, "check_room", lambda *given: checked.append(given))
     monkeypatch.setattr(trials, "faster", lambda _, method, __: trials.Fastest(method))
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     fastest(pair, method, TEXTS[:4] * 32, max_new_tokens=7)
-    assert checked == [(pair.target, decoding.tokenize(pair.target, TEXTS[:1] * 4), 7)]
+    assert checked == [(pair.target, tokenize(pair.target, TEXTS[:1] * 4), 7)]

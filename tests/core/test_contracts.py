@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specjax import decoding, generate, loop, rules
+from specjax import generate, loop, rules
 from specjax.checkpoints.own import wrap
-from specjax.decoding import starting
+from specjax.decoding import building, starting
 from specjax.drafters.base import Drafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.policies import Policy, by_batch_size
@@ -123,7 +123,7 @@ class Uncalled:
         ),
         (
             faulty("policy", carries=True, resume=lambda s, new, past, rows: rows)
-            | {"carry": True, "batch_size": 1},
+            | {"carry_state": True, "batch_size": 1},
             r"Mine\.resume returned bool\[1\] where the given state is due",
         ),
         (faulty("draft", vocab_size="x"), r"vocab_size='x' must be a whole number"),
@@ -182,8 +182,8 @@ def test_an_own_rule_without_distributions(stop_by, next_by, beyond, message):
     rule = Scaled(jnp.float32(stop_by), jnp.float32(next_by), jnp.bool_(beyond))
     if not message:
         assert decode(rule=rule).tokens == decode().tokens
-        method = decoding.build(TARGET, DRAFT, sampling=Sampling(1.0))
-        begun = decoding.prepare(method, TARGET, TEXTS, [(0, 0), (1, 0)], max_new_tokens=4,
+        method = building.build(TARGET, DRAFT, sampling=Sampling(1.0))
+        begun = starting.prepare(method, TARGET, TEXTS, [(0, 0), (1, 0)], max_new_tokens=4,
                                  key=jax.random.key(0), rows=2)  # fmt: skip
         assert begun[1].rule_sound is None
         return

@@ -14,7 +14,9 @@ import test_loops
 from experiments import by_loop
 from experiments.adaptive import race
 from pairs import TEXTS
-from specjax import decoding, devices, generate, loop, policies
+from specjax import devices, generate, loop, policies
+from specjax.decoding import building, starting
+from specjax.decoding.texts import common_width, tokenize
 from specjax.measure import counting, doubts, fit, stopwatch, timing
 from specjax.measure.counting import Always, Undecided
 from specjax.measure.fit import CALL, PLAIN_CALL, REFUSED, TOKEN
@@ -185,7 +187,7 @@ def test_a_loop_is_timed_as_it_runs(pair, monkeypatch):
     monkeypatch.setattr(stopwatch, "fit", lambda *_, **options: steady.append(options["steady"]))
     static = {"γ=2": build(pair, pair.draft, 2)}
     loops = {"policies": build(pair, pair.draft, 2, policy=Undecided()), **static}
-    texts = decoding.tokenize(pair.target, TEXTS[:1])
+    texts = tokenize(pair.target, TEXTS[:1])
     own = {"mine": build(pair, pair.draft, 2)}  # a policy of a loop that it shares decides nothing
     run = {"max_new_tokens": 4, "key": jax.random.key(0), "repeats": 1}
     for accelerator in (False, True):
@@ -318,12 +320,12 @@ def test_a_gamma_without_a_cost():
 
 
 def build(pair, draft, gamma=1, **options):
-    return decoding.build(pair.target, draft, gamma=gamma, sampling=Sampling(0.0), **options)
+    return building.build(pair.target, draft, gamma=gamma, sampling=Sampling(0.0), **options)
 
 
 def test_turns(pair):
     """Each method once for each text, and not always in the same order; texts have budgets."""
-    texts = decoding.tokenize(pair.target, TEXTS[:6])
+    texts = tokenize(pair.target, TEXTS[:6])
     methods = {timing.PLAIN: build(pair, None), "spec": build(pair, pair.draft, 2)}
     order = []
     found = timing.side_by_side(
@@ -423,7 +425,7 @@ def test_what_is_timed(pair, monkeypatch):
     inner = stopwatch.acceptance
     monkeypatch.setattr(stopwatch, "acceptance", lambda *given: told.append(given) or inner(*given))
     monkeypatch.setattr(stopwatch, "fit", lambda *given, **options: seen.append((*given, options)))
-    texts = decoding.tokenize(pair.target, TEXTS[:3])
+    texts = tokenize(pair.target, TEXTS[:3])
     shared = build(pair, pair.draft, 3, passes=(1,), policy=Undecided())
     loops = {"policies": shared, "γ=2": build(pair, pair.draft, 2)}
     loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.parse("svip"))
@@ -452,7 +454,7 @@ def test_what_is_timed(pair, monkeypatch):
     assert all(0 < share < 1 for share in shares)
     ((accepted, tested),) = told
     real = generate(pair.target, pair.draft, TEXTS[:3], max_new_tokens=12, gamma=3,
-                    policy=Always(jnp.int32(2)), rounds=True)  # fmt: skip
+                    policy=Always(jnp.int32(2)), log_rounds=True)  # fmt: skip
     assert accepted.tolist() == [row.accepted for row in real.rows]
     rejected = [0, 0, 0]
     for round_ in real.rounds:
@@ -468,17 +470,17 @@ def test_what_is_timed(pair, monkeypatch):
 @pytest.mark.parametrize("order", [1, -1])
 def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
     """All have one width, be the longest text timed or not."""
-    texts = decoding.tokenize(pair.target, [TEXTS[0], f"{TEXTS[1]} " * 3])[::order]
-    assert len({decoding.common_width([text]) for text in texts}) == 2
-    widths, prepare = [], decoding.prepare
+    texts = tokenize(pair.target, [TEXTS[0], f"{TEXTS[1]} " * 3])[::order]
+    assert len({common_width([text]) for text in texts}) == 2
+    widths, prepare = [], starting.prepare
     monkeypatch.setattr(
-        decoding, "prepare", lambda *a, **k: widths.append(k["width"]) or prepare(*a, **k)
+        starting, "prepare", lambda *a, **k: widths.append(k["width"]) or prepare(*a, **k)
     )
     stopwatch.measure(
         {"loop": build(pair, pair.draft, 1)}, pair.target, texts[:1], max_new_tokens=4,
         key=jax.random.key(0), repeats=1, untimed=texts[1:],
     )  # fmt: skip
-    assert set(widths) == {decoding.common_width(texts)}
+    assert set(widths) == {common_width(texts)}
     assert len(widths) == 3 + 2 + 1  # to compile, timed, not timed
 
 
@@ -488,7 +490,7 @@ def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     seen, told = [], []
     monkeypatch.setattr(stopwatch, "fit", lambda loops, calls, *_, **__: seen.extend(calls))
     monkeypatch.setattr(stopwatch, "acceptance", lambda *given: told.append(given) or (0.5, 0.1))
-    texts = decoding.tokenize(pair.target, TEXTS[:3])
+    texts = tokenize(pair.target, TEXTS[:3])
     stopwatch.measure(
         {"loop": build(pair, pair.draft, 2)}, pair.target, texts, max_new_tokens=12,
         key=jax.random.key(0), repeats=1, batch_size=2,
@@ -661,14 +663,14 @@ def test_policies_may_share_a_prefill(pair, monkeypatch):
     Each turn times its own prefills. One program makes them for all policies, whichever of them
     begins a turn, and the warm-up compiles it.
     """
-    texts, begun = decoding.tokenize(pair.target, TEXTS[:2]), []
-    prepare = decoding.prepare
+    texts, begun = tokenize(pair.target, TEXTS[:2]), []
+    prepare = starting.prepare
 
     def counted(method, *args, **options):
         begun.append(jax.tree.structure(method))
         return prepare(method, *args, **options)
 
-    monkeypatch.setattr(decoding, "prepare", counted)
+    monkeypatch.setattr(starting, "prepare", counted)
     methods = {
         timing.PLAIN: build(pair, None),
         "3": build(pair, pair.draft, 3),

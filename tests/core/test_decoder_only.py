@@ -16,8 +16,8 @@ from experiments.tasks.examples import Example
 from experiments.train import batches, steps
 from experiments.train import tokenizer as tokenizers
 from pairs import IDS, TEXTS
-from specjax import decoding
 from specjax.checkpoints import Checkpoint
+from specjax.decoding.texts import tokenize
 from specjax.drafters import ngram
 from specjax.measure import metrics
 from specjax.models.gpt import GPT, GPTConfig
@@ -127,14 +127,14 @@ def test_greedy_outputs(target, draft, tokenizer):
 
 def test_a_long_prompt_keeps_its_bos(target):
     """What the tokenizer puts before every text stays, whatever the limit leaves of the rest."""
-    (whole,) = decoding.tokenize(target, [TEXTS[0]])
+    (whole,) = tokenize(target, [TEXTS[0]])
     assert whole[0] == START
     for limit in range(2, len(whole)):
         with pytest.warns(UserWarning, match="truncated"):
-            (cut,) = decoding.tokenize(target, [TEXTS[0]], limit)
+            (cut,) = tokenize(target, [TEXTS[0]], limit)
         assert cut == [START, *whole[len(whole) - limit + 1 :]]
     with pytest.warns(UserWarning, match="truncated"):
-        assert decoding.tokenize(target, [TEXTS[0]], 1) == [whole[-1:]]
+        assert tokenize(target, [TEXTS[0]], 1) == [whole[-1:]]
 
 
 def test_a_long_prompt_without_a_bos(target, tokenizer):
@@ -143,16 +143,16 @@ def test_a_long_prompt_without_a_bos(target, tokenizer):
     bare.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
     plain = dataclasses.replace(target, tokenizer=tokenizers.to_transformers(bare, 64))
     text = tokenizers.EOS + TEXTS[0]
-    (whole,) = decoding.tokenize(plain, [text])
+    (whole,) = tokenize(plain, [text])
     assert whole[0] == START
     with pytest.warns(UserWarning, match="truncated"):
-        assert decoding.tokenize(plain, [text], 3) == [whole[-3:]]
+        assert tokenize(plain, [text], 3) == [whole[-3:]]
 
 
 def test_an_empty_prompt_is_the_start_token(target):
     bare = dataclasses.replace(target, tokenizer=lambda text, verbose: {"input_ids": []})
-    assert decoding.tokenize(bare, ["", " "]) == [[1], [1]]
-    assert decoding.tokenize(target, [""]) == [[1]]
+    assert tokenize(bare, ["", " "]) == [[1], [1]]
+    assert tokenize(target, [""]) == [[1]]
 
 
 @pytest.mark.sweep
@@ -187,7 +187,7 @@ def test_beams(target, draft):
     )
     for one, other in zip(plain, speculative, strict=True):
         assert [h.tokens for h in one.hypotheses] == [h.tokens for h in other.hypotheses]
-    first = decoding.tokenize(target, RAGGED)[2]
+    first = tokenize(target, RAGGED)[2]
     best = plain[2].hypotheses[0].tokens
     score = sum(
         np.log(distributions(target, first + best)[len(first) - 1 + i, token])
@@ -202,7 +202,7 @@ def test_room(target):
     """A prompt is never cut in silence, and nothing is decoded past the learned positions."""
     long = TEXTS[0] * 20
     with pytest.warns(UserWarning, match="truncated"):
-        (ids,) = decoding.tokenize(target, [long], 10)
+        (ids,) = tokenize(target, [long], 10)
     whole = target.tokenizer(long)["input_ids"]
     assert ids == whole[:1] + whole[-9:]  # the start token, and the end
     with pytest.raises(ValueError, match="A prompt of 1 tokens and max_new_tokens=64 exceed the"):

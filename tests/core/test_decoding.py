@@ -17,10 +17,11 @@ import pairs
 import specjax
 from experiments.beam.decoding import beam_search
 from pairs import EOS_IDS, IDS, TEXTS
-from specjax import decoding, loop
+from specjax import loop
 from specjax.batching import bucket, pack
 from specjax.checkpoints import Checkpoint
-from specjax.decoding import starting
+from specjax.decoding import building, starting, streaming
+from specjax.decoding.texts import tokenize
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.measure import timing
@@ -119,9 +120,9 @@ def test_who_waits_for_the_worst_row(pair, monkeypatch, policy, rows):
     """Whoever reads the batch. Elsewhere others take the place of rows that are done."""
     asked = []
     monkeypatch.setattr(Estimating, "prefers_plain", lambda *given: asked.append(given[3]))
-    built = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
+    built = building.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
     made = dataclasses.replace(built, policy=parse(policy, costs=Costs(0.1, [1.0] * 4)))
-    assert decoding.plain_if_preferred(made, 9, 4) is made
+    assert building.plain_if_preferred(made, 9, 4) is made
     assert asked == [rows]
 
 
@@ -156,7 +157,7 @@ def test_rows_depend_neither_on_the_batch_nor_on_its_size(pair, speculates):
 @pytest.mark.sweep
 def test_samples_come_in_order_and_do_not_shift_one_another(pair):
     one = sample(pair.target, pair.draft, TEXTS)
-    three = sample(pair.target, pair.draft, TEXTS, samples=3)
+    three = sample(pair.target, pair.draft, TEXTS, num_samples=3)
     assert label(three) == list(itertools.product(range(8), range(3)))
     assert [row for row in three.rows if row.sample == 0] == one.rows
     assert len({tuple(row) for row in three.tokens}) == 24
@@ -165,9 +166,9 @@ def test_samples_come_in_order_and_do_not_shift_one_another(pair):
 @pytest.mark.sweep
 def test_a_stream_may_begin_later(pair):
     """What comes first is left out, and nothing else changes."""
-    method = decoding.build(pair.target, None, gamma=1, sampling=specjax.sampling.Sampling(1.0))
-    options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "samples": 2}
-    rows = functools.partial(decoding.stream, method, pair.target, TEXTS, **options)
+    method = building.build(pair.target, None, gamma=1, sampling=specjax.sampling.Sampling(1.0))
+    options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "num_samples": 2}
+    rows = functools.partial(streaming.stream, method, pair.target, TEXTS, **options)
     assert list(rows(only=range(3, 16))) == list(rows())[3:]
     assert list(rows(only=[1, 14, 6])) == [list(rows())[number] for number in (1, 14, 6)]
     assert list(rows(only=[])) == []
@@ -204,7 +205,7 @@ def test_a_cut_source_keeps_what_its_tokenizer_puts_behind_a_text(mark, kept, pa
     target = dataclasses.replace(pair.target, tokenizer=tokenizer)
     whole = tokenizer(TEXTS[0])["input_ids"]
     with pytest.warns(UserWarning, match="3 input"):
-        found = decoding.tokenize(target, [TEXTS[0], [5, 6, 7, 8, 1], [5, 6, 7, 8, 9]], 4)
+        found = tokenize(target, [TEXTS[0], [5, 6, 7, 8, 1], [5, 6, 7, 8, 9]], 4)
     assert len(whole) > 4
     assert found == [[*whole[: 4 - kept], *[1] * kept], [5, 6, 7, 1], [5, 6, 7, 8]]
 
@@ -214,7 +215,7 @@ def test_long_texts_are_cut_before_their_last_id(pair, caplog):
     with pytest.warns(
         UserWarning, match=r"2 input\(s\) longer than 40 tokens were trunc"
     ) as caught:
-        ids = decoding.tokenize(pair.target, [long, TEXTS[0], long])
+        ids = tokenize(pair.target, [long, TEXTS[0], long])
     assert len(caught) == 1
     whole = pairs.make_tokenizer()(long, verbose=False)["input_ids"]
     assert ids[0] == ids[2] == [*whole[:39], 1]
@@ -223,9 +224,7 @@ def test_long_texts_are_cut_before_their_last_id(pair, caplog):
     assert not caplog.records
     with pytest.warns(UserWarning, match="8 input.* longer than 2 tokens.*max_source_len"):
         short = generate(pair.target, None, TEXTS, max_source_len=2)
-    words = [
-        pairs.make_tokenizer().decode(ids[:1]) for ids in decoding.tokenize(pair.target, TEXTS)
-    ]
+    words = [pairs.make_tokenizer().decode(ids[:1]) for ids in tokenize(pair.target, TEXTS)]
     assert short.tokens == generate(pair.target, None, words).tokens
     with pytest.raises(ValueError, match="max_source_len=0 must be a whole number ≥ 1"):
         generate(pair.target, None, TEXTS, max_source_len=0)
@@ -285,10 +284,10 @@ def test_ids_past_the_tokenizers_are_never_emitted(pair):
         ({"draft": PromptLookup}, "draft=<class .* is a class: give what it makes, a checkpoint,"),
         ({"target": "x"}, "target='x' must be a checkpoint, as specjax.load and specjax.wrap"),
         ({"target": None, "draft": None}, "target=None must be a checkpoint"),
-        ({"rounds": "False"}, "rounds='False' must be True or False"),
-        ({"carry": []}, r"carry=\[\] must be True or False"),
+        ({"log_rounds": "False"}, "log_rounds='False' must be True or False"),
+        ({"carry_state": []}, r"carry_state=\[\] must be True or False"),
         ({"check_tokens": "False"}, "check_tokens='False' must be True or False"),
-        ({"samples": 0}, "samples=0 must be a whole number ≥ 1"),
+        ({"num_samples": 0}, "num_samples=0 must be a whole number ≥ 1"),
         ({"batch_size": 0}, "batch_size=0 must be a whole number ≥ 1"),
     ],
 )
@@ -310,7 +309,7 @@ def test_models_that_are_none(pair, name, role, wrong):
 
 def test_a_buffer_is_never_larger_than_the_bound(pair):
     """Also where memory is counted before anything runs."""
-    method = decoding.build(pair.target, None, gamma=1, sampling=Sampling(0.0))
+    method = building.build(pair.target, None, gamma=1, sampling=Sampling(0.0))
     with pytest.raises(ValueError, match=r"max_new_tokens=\d+ must be ≤ 1,048,576"):
         starting.room_of(method, None, 2**20 + 1)
 
@@ -348,7 +347,7 @@ def test_texts_that_are_no_list_of_strings(pair, name):
 
 def test_an_id_of_more_than_64_bits(pair):
     with pytest.raises(ValueError, match=f"{2**70} in .* is no token id of .*: they are 0 … 299"):
-        decoding.tokenize(pair.target, [[2**70, 1]])
+        tokenize(pair.target, [[2**70, 1]])
 
 
 @pytest.mark.parametrize("call", [specjax.generate, specjax.measure_alpha])
@@ -373,9 +372,9 @@ def test_a_prefix_that_inputs_lack(pair):
     target = dataclasses.replace(pair.target, prefix="parse: ")
     bare, whole = ["x = 1", "y = 2"], ["parse: x = 1"]
     with pytest.warns(UserWarning, match=r"2 of 3 input\(s\) do not begin with 'parse: '"):
-        found = decoding.tokenize(target, bare + whole)
-    assert found == decoding.tokenize(pair.target, bare + whole)
-    decoding.tokenize(target, whole)
+        found = tokenize(target, bare + whole)
+    assert found == tokenize(pair.target, bare + whole)
+    tokenize(target, whole)
 
 
 def test_different_vocabularies(pair):

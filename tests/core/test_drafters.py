@@ -13,14 +13,16 @@ import specjax
 from experiments.reproduce.study import Study
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
-from specjax import decoding, doctor, drafters
+from specjax import doctor, drafters
 from specjax.checkpoints import Checkpoint
+from specjax.decoding import building
 from specjax.drafters import ngram
 from specjax.drafters.base import proposal
 from specjax.drafters.switch import switch
 from specjax.pytrees import pytree
 from specjax.replay import rollouts
 from specjax.sampling import Sampling
+from specjax.settings import Drafting
 from specjax.support import files
 from specjax.testing.enumeration import output_distribution
 from specjax.trees import fixed
@@ -83,7 +85,9 @@ def test_what_takes_a_draft_takes_its_name(pair, tmp_path):
     config = ml_collections.ConfigDict({"target": pair.target.name, "dtype": "", "drafts": ()})
     study = Study(config, files.Rows(tmp_path / "results.jsonl"))
     assert study.draft("lookup(max_ngram=2)") == lookup
-    plan = doctor.Plan(pair.target.name, "lookup", texts=TEXTS, max_new_tokens=24, gamma=3)
+    plan = doctor.Plan(
+        pair.target.name, "lookup", texts=TEXTS, max_new_tokens=24, drafting=Drafting(3)
+    )
     left_out = ("draws", "speed", "speedup")  # which take long to compile
     chosen = [check for check in doctor.CHECKS if check.name not in left_out]
     found = {finding.name: finding for finding in doctor.examine(plan, chosen)}
@@ -161,7 +165,7 @@ def test_five_functions_are_a_drafter(how):
         if how == "switch":
             drafter = switch([drafter, ngram.PromptLookup(3)], checkpoint)
         tree = fixed(paths=((0,), (1,), (1, 0))) if how == "tree" else None
-        method = decoding.build(checkpoint, drafter, gamma=2, tree=tree, sampling=sampling)
+        method = building.build(checkpoint, drafter, gamma=2, tree=tree, sampling=sampling)
         assert method.branches == (how == "tree")
         found = output_distribution(method, inputs, 4, step=type(method).step)
         assert (
@@ -178,6 +182,6 @@ def test_what_five_functions_leave_out():
     trace = rollouts.record(target, drafter, [[1]], plain.tokens, **how)
     assert trace.length[0, 0] == 2
     with pytest.raises(ValueError, match="Constant learns nothing"):
-        specjax.generate(target, drafter, [[1]], carry=True)
+        specjax.generate(target, drafter, [[1]], carry_state=True)
     with pytest.raises(ValueError, match=r"draft=.* must be a checkpoint, a drafter"):
         specjax.generate(target, Sampling(0.0), [[1]])

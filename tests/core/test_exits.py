@@ -12,14 +12,16 @@ import pytest
 from flax import nnx
 
 import specjax
-from specjax import decoding, doctor, drafters, loop
+from specjax import doctor, drafters, loop
 from specjax.batching import pack
+from specjax.decoding import building
 from specjax.drafters import frequent, ngram
 from specjax.drafters.base import started
 from specjax.models import table
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.memory import nbytes, temporaries
 from specjax.sampling import Sampling, row_keys
+from specjax.settings import Drafting
 from table_models import inputs_of
 from tiny_models import FAMILIES, random_model
 
@@ -89,7 +91,7 @@ def test_it_shares_the_targets_arrays(family):
     memory is counted once."""
     target = wide(family)
     draft = specjax.early_exit(target, 2)
-    method = decoding.build(target, draft, gamma=2, sampling=Sampling(0.0))
+    method = building.build(target, draft, gamma=2, sampling=Sampling(0.0))
     own, theirs = jax.tree.leaves(method.target), jax.tree.leaves(method.drafter)
     assert pointers(theirs) < pointers(own) == pointers(jax.tree.leaves(target.model))
     assert nbytes((method.target, method.drafter)) == nbytes(target.model)
@@ -108,7 +110,7 @@ def test_the_loop_makes_no_copy_of_shared_arrays():
     """Its program holds no more beside its arguments than with a draft that has copies, and the
     arguments are the target's arrays, before and after."""
     target = wide("gpt2")
-    method = decoding.build(target, specjax.early_exit(target, 2), gamma=2, sampling=Sampling(0.0))
+    method = building.build(target, specjax.early_exit(target, 2), gamma=2, sampling=Sampling(0.0))
     zeros = jnp.zeros(2, jnp.int32)
     inputs = pack([[3, 4], [5]], start_id=None, rows=2, width=4)
     start = inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 4
@@ -236,7 +238,7 @@ def test_by_name():
 @pytest.mark.parametrize("name", ["early_exit(layers=2)", "frequent(draft='early_exit(layers=1)')"])
 def test_the_doctor_looks_at_them(name):
     """From outlines, then loaded for real."""
-    plan = doctor.Plan(PARSE, name, texts=["parse: x = 1"], max_new_tokens=8, gamma=2)
+    plan = doctor.Plan(PARSE, name, texts=["parse: x = 1"], max_new_tokens=8, drafting=Drafting(2))
     wanted = ("target files", "draft files", "tokenizer", "compatibility", "weights")
     checks = [check for check in doctor.CHECKS if check.name in wanted]
     found = {finding.name: finding for finding in doctor.examine(plan, checks)}

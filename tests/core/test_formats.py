@@ -26,7 +26,7 @@ BUDGET = 16
 def decoded(pair):
     """Outputs with their rounds; some end by EOS inside a draft."""
     return specjax.generate(
-        pair.target, pair.draft, TEXTS, gamma=3, max_new_tokens=BUDGET, rounds=True
+        pair.target, pair.draft, TEXTS, gamma=3, max_new_tokens=BUDGET, log_rounds=True
     )
 
 

@@ -20,9 +20,11 @@ from eagles import EOS, eagle_of, target_of
 from experiments.beam.decoding import beam_search
 from lowered import Found, loops
 from reference import sequence_distribution, total_variation
-from specjax import autoregressive, checkpoints, decoding, devices, drafters, loop, speculative
+from specjax import autoregressive, checkpoints, devices, drafters, loop, speculative
 from specjax.checkpoints import tensors
 from specjax.cli import defaults
+from specjax.decoding import building
+from specjax.decoding.programs import needed
 from specjax.drafters import attached
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.frequent import frequent
@@ -262,7 +264,7 @@ def test_bytes_of_a_cache():
     assert floats - size(model) == 2 * slots * (4 * 4 - (4 + 4))
     target = target_of("t5")
     need, narrow = (
-        decoding.needed(decoding.plain(t, Sampling(0.0)), t, 30, rows=2, max_new_tokens=40)
+        needed(building.plain(t, Sampling(0.0)), t, 30, rows=2, max_new_tokens=40)
         for t in (target, in_int8(target))
     )
     assert narrow.params < 0.6 * need.params

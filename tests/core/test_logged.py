@@ -67,9 +67,9 @@ def test_lines_are_the_rounds(policy):
 def test_generate(pair):
     """Rows as without a log; sums over rounds are the rows' own counts."""
     options = {"temperature": 1.0, "key": 0, "gamma": 3, "policy": "svip", "max_new_tokens": 16}
-    options |= {"samples": 2}
+    options |= {"num_samples": 2}
     plain = specjax.generate(pair.target, pair.draft, TEXTS, **options)
-    logged = specjax.generate(pair.target, pair.draft, TEXTS, rounds=True, **options)
+    logged = specjax.generate(pair.target, pair.draft, TEXTS, log_rounds=True, **options)
     assert (logged.tokens, plain.rounds) == (plain.tokens, [])
     for row in logged.rows:
         assert len(row.rounds) == row.target_calls
@@ -81,14 +81,14 @@ def test_generate(pair):
         line["input"] for line in logged.rounds
     )
     with pytest.raises(ValueError, match="with chains"):
-        specjax.generate(pair.target, None, TEXTS, rounds=True)
+        specjax.generate(pair.target, None, TEXTS, log_rounds=True)
 
 
 def test_outputs_that_end_inside_a_draft(pair):
     """A draft that is its target is accepted to the end: what is drafted behind it is not tested,
     and no position has a rate below 1."""
-    options = {"temperature": 1.0, "key": 0, "samples": 2, "max_new_tokens": 16, "rounds": True}
-    result = specjax.generate(pair.target, pair.target, TEXTS, **options)
+    options = {"temperature": 1.0, "key": 0, "num_samples": 2, "max_new_tokens": 16}
+    result = specjax.generate(pair.target, pair.target, TEXTS, log_rounds=True, **options)
     lines = result.rounds
     assert all(line["tested"] == line["accepted"] for line in lines)
     assert any(line["tested"] < line["drafted"] for line in lines)
@@ -111,7 +111,7 @@ def test_decode_writes_a_line_for_each_round(pair, tmp_path, monkeypatch, capsys
     outcome = decode()
     assert outcome.status == 0, outcome.stderr
     expected = specjax.generate(
-        pair.target, pair.draft, TEXTS, max_new_tokens=12, batch_size=4, rounds=True
+        pair.target, pair.draft, TEXTS, max_new_tokens=12, batch_size=4, log_rounds=True
     )
     assert [json.loads(line) for line in log.read_text().splitlines()] == expected.rounds
     # What a reader computes is what the command prints.

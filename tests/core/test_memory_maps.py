@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import test_admission
-from specjax import decoding
+from specjax.decoding import building, streaming
 from specjax.measure import timing
 from specjax.measure.stopwatch import Stopwatch
 from specjax.sampling import Sampling
@@ -75,9 +75,9 @@ def test_clearing_gives_maps_back_and_is_said_once(cleared, monkeypatch):
 
 def test_a_stream_goes_on(cleared):
     """Rows are the same when programs are dropped between two of them."""
-    method, target = decoding.plain(test_admission.COUNT, Sampling(0.0)), test_admission.COUNT
+    method, target = building.plain(test_admission.COUNT, Sampling(0.0)), test_admission.COUNT
     options = {"max_new_tokens": 3, "key": test_admission.KEY, "batch_size": 1}
-    rows = decoding.stream(method, target, [[2], [3]], **options)
+    rows = streaming.stream(method, target, [[2], [3]], **options)
     assert next(rows).tokens == [3, 4, 5]
     assert len(cleared) == 1, "it makes room before it compiles"
     _Process.compiled, _Process.left = True, 0

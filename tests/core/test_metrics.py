@@ -11,8 +11,9 @@ import pytest
 import specjax
 from pairs import IDS, TEXTS
 from reference import distribution
-from specjax import decoding, results, rules
+from specjax import results, rules
 from specjax.batching import pack
+from specjax.decoding.texts import tokenize
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import metrics
 from specjax.pytrees import pytree
@@ -45,7 +46,7 @@ def teacher_forced(checkpoint, outputs):
     tokens = np.zeros((len(outputs), BUDGET), np.int32)
     for row, output in zip(tokens, outputs, strict=True):
         row[1 : len(output)] = output[:-1]
-    sources = decoding.tokenize(checkpoint, TEXTS)
+    sources = tokenize(checkpoint, TEXTS)
     inputs = pack(sources, start_id=0, rows=len(TEXTS), width=16)
     logits = np.asarray(_logits(checkpoint.model, inputs, jnp.asarray(tokens)))
     return [row[: len(output), :IDS] for row, output in zip(logits, outputs, strict=True)]

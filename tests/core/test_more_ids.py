@@ -10,7 +10,7 @@ import pytest
 import pairs
 import specjax
 from reference import sequence_distribution, total_variation
-from specjax import decoding
+from specjax.decoding import building
 from specjax.doctor import verdicts
 from specjax.drafters import ngram
 from specjax.drafters.base import ModelDrafter
@@ -41,7 +41,7 @@ def test_enumerated_distribution_is_the_targets(rule, temperature, double):
     assert any(EOS in output for output in expected) or temperature == 0
     for size in (FEWER, IDS + 1):
         draft, how = of(2, size), {"gamma": 2, "sampling": chosen, "rule": rule}
-        method = decoding.build(target, draft, **how, check_tokens=False)
+        method = building.build(target, draft, **how, check_tokens=False)
         found = output_distribution(method, inputs, BUDGET)
         assert total_variation(found, expected) < 1e-12
 

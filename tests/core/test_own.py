@@ -8,7 +8,7 @@ from flax import nnx
 
 import specjax
 from pairs import TEXTS
-from specjax import decoding
+from specjax.decoding.texts import tokenize
 from specjax.models import table
 
 
@@ -74,8 +74,8 @@ def test_a_pytree_of_ones_own():
     """A table, which is no module: every token follows the same distribution."""
     target = specjax.wrap(table.fixed([0.5, 0.3, 0.2, 0.0]), name="table")
     draft = specjax.wrap(table.fixed([0.2, 0.3, 0.2, 0.3]))
-    options = {"temperature": 1.0, "key": 0, "max_new_tokens": 200, "samples": 8, "batch_size": 8}
-    result = specjax.generate(target, draft, [[0]], **options)
+    options = {"temperature": 1.0, "key": 0, "max_new_tokens": 200, "batch_size": 8}
+    result = specjax.generate(target, draft, [[0]], num_samples=8, **options)
     shares = np.bincount(np.concatenate(result.tokens), minlength=4) / 1600
     assert np.all(abs(shares - [0.5, 0.3, 0.2, 0.0]) < 0.05)
     alpha = specjax.measure_alpha(
@@ -88,7 +88,7 @@ def test_a_pytree_of_ones_own():
 def test_ids_stand_for_their_text(pair):
     """Lists, tuples and arrays of what the tokenizer makes, beside texts."""
     target, draft = pair.target, pair.draft
-    ids = decoding.tokenize(target, TEXTS[:4])
+    ids = tokenize(target, TEXTS[:4])
     forms = [list(ids[0]), tuple(ids[1]), np.asarray(ids[2]), jnp.asarray(ids[3])]
     texts = specjax.generate(target, draft, TEXTS[:4], max_new_tokens=8)
     assert specjax.generate(target, draft, forms, max_new_tokens=8) == texts
@@ -99,13 +99,13 @@ def test_ids_stand_for_their_text(pair):
 def test_long_ids_are_cut_as_texts_are(pair):
     ids = [*range(3, 23), 1]
     with pytest.warns(UserWarning, match="1 input.s. longer than 6 tokens"):
-        assert decoding.tokenize(pair.target, [ids], 6) == [[3, 4, 5, 6, 7, 1]]
+        assert tokenize(pair.target, [ids], 6) == [[3, 4, 5, 6, 7, 1]]
 
 
 def test_no_ids_are_an_empty_input(own, pair):
-    assert decoding.tokenize(own[0], [[]]) == [[0]]  # a prompt of the start token
+    assert tokenize(own[0], [[]]) == [[0]]  # a prompt of the start token
     with pytest.warns(UserWarning, match="1 empty input"):
-        assert decoding.tokenize(pair.target, [[]]) == [[]]
+        assert tokenize(pair.target, [[]]) == [[]]
 
 
 @pytest.mark.parametrize(

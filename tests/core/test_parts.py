@@ -9,8 +9,9 @@ import pytest
 
 from eagles import eagle_of
 from experiments.train import medusa
-from specjax import decoding, drafters, rules
+from specjax import drafters, rules
 from specjax.checkpoints.own import wrap
+from specjax.decoding import building
 from specjax.drafters import loading, ngram
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.drafters.views import kangaroo, shallow
@@ -95,7 +96,7 @@ def drafted(name):
         if isinstance(draft, str)
         else draft(target)
     )
-    method = decoding.build(target, draft, gamma=2, sampling=Sampling(1.0))
+    method = building.build(target, draft, gamma=2, sampling=Sampling(1.0))
     sourced = kind in ("t5", "")
     inputs = inputs_of([[0]], [[1, 0, 1]]) if sourced else inputs_of([[1, 0]])
     return method.target, method.drafter, inputs
@@ -277,7 +278,7 @@ def test_a_class_that_is_no_pytree(pair):
     with pytest.raises(ValueError, match=r"policy: Undecorated is no pytree.*@specjax\.pytrees"):
         check_policy(Undecorated())
     with pytest.raises(ValueError, match="policy: Undecorated is no pytree"):
-        decoding.build(pair.target, pair.draft, sampling=Sampling(0.0), policy=Undecorated())
+        building.build(pair.target, pair.draft, sampling=Sampling(0.0), policy=Undecorated())
 
 
 @pytree

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specjax import decoding, generate, policies
+from specjax import generate, policies
+from specjax.decoding import building
 from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.rules import Token
@@ -132,7 +133,7 @@ def test_generate_takes_a_name_and_passes(pair):
 @pytest.mark.sweep
 def test_pairs_that_do_not_fit(pair):
     """Hedge with a rule that hides shorter drafts; passes that are none."""
-    build = functools.partial(decoding.build, pair.target, pair.draft, gamma=4)
+    build = functools.partial(building.build, pair.target, pair.draft, gamma=4)
     with pytest.raises(ValueError, match=r"Hedge learns .* which Secretive does not show"):
         build(sampling=Sampling(1.0), rule=Secretive(), policy="hedge")
     build(sampling=Sampling(0.0), rule=Secretive(), policy="hedge")

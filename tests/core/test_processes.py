@@ -14,6 +14,7 @@ import several
 from several import ended
 from specjax import checkpoints
 from specjax.cli import decode, defaults, outputs
+from specjax.decoding import streaming
 from specjax.support import files, processes
 from specjax.support.processes import Group, SharedRows
 
@@ -93,7 +94,7 @@ def test_a_process_with_other_settings_is_refused(arguments, tmp_path, monkeypat
         raise ValueError("cut off before the first row")
 
     with monkeypatch.context() as patch:
-        patch.setattr(decode.decoding, "as_they_end", cut_off)
+        patch.setattr(streaming, "as_they_end", cut_off)
         assert "cut off before" in run(*share).stderr
     outcome = run(*arguments, f"--output={out}", "--processes=2", "--process=1", "--config.gamma=5")
     assert outcome.status == 1

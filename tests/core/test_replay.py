@@ -20,8 +20,9 @@ from experiments import tasks
 from experiments.adaptive.race import Counting
 from experiments.replay.evaluation import evaluate
 from pairs import TEXTS
-from specjax import decoding, generate
+from specjax import generate
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import building
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.measure import along
@@ -628,7 +629,7 @@ def test_who_prefers_plain_decodes_plainly(temperature):
     """The same tokens, in plain decoding's time."""
     table = Costs(3.0, [1.1] * 4, token=0.7, call=5.0, plain_call=2.0)
     method = method_of(lookahead(table), Sampling(temperature))
-    plain = decoding.plain_if_preferred(method, BUDGET)
+    plain = building.plain_if_preferred(method, BUDGET)
     assert isinstance(plain, Autoregressive)
     inputs = inputs_of(PROMPTS)
     same = [
@@ -641,5 +642,5 @@ def test_who_prefers_plain_decodes_plainly(temperature):
     assert replay.score(found, trace, own).speedup == pytest.approx(1.0)
     assert replay.score(left, trace, table).speedup < 0.7
     drafts = method_of(constant(2), Sampling(temperature))
-    assert decoding.plain_if_preferred(drafts, BUDGET) is drafts
+    assert building.plain_if_preferred(drafts, BUDGET) is drafts
     assert replay.as_decoded(drafts.policy, trace, table) == (drafts.policy, table)

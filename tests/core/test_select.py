@@ -322,7 +322,7 @@ def test_what_is_chosen_decodes(pair, monkeypatch):
         assert chosen.settings.gamma == (best is not None)
         kept.append(chosen.draft)
     assert kept[0] == "lookup"
-    assert isinstance(kept[1], specjax.Bigram)
+    assert isinstance(kept[1], specjax.drafters.ngram.Bigram)
     assert kept[2] is pair.draft
     assert kept[3] is None
 

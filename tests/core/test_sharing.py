@@ -12,7 +12,7 @@ import pytest
 import specjax
 from eagles import eagle_of
 from experiments.train import medusa
-from specjax import decoding
+from specjax.decoding import building
 from specjax.drafters.switch import switch
 from specjax.drafters.views import kangaroo, shallow
 from specjax.models.attention import TILE
@@ -63,7 +63,7 @@ def apart(model):
 def method_of(name):
     target = random_model("t5", 40)
     draft = (DRAFTS | APART)[name][0](target)
-    return decoding.build(target, draft, gamma=2, sampling=Sampling(0.0))
+    return building.build(target, draft, gamma=2, sampling=Sampling(0.0))
 
 
 def start(method):

@@ -10,7 +10,8 @@ import pytest
 
 import test_loops
 from reference import total_variation
-from specjax import decoding, generate, loop, passes, policies, speculative
+from specjax import generate, loop, passes, policies, speculative
+from specjax.decoding import building
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import batches
 from specjax.policies import Costs, Observation, Policy, constant, heuristic
@@ -448,4 +449,4 @@ def test_what_two_policies_declare_together():
 def test_rows_that_share_positions_depend_on_each_other(pair):
     method = test_loops.method_of(pair.target.model, pair.draft.model)
     with pytest.raises(ValueError, match=r"Alone decides which slots .*declare reads_batch = True"):
-        decoding.with_policy(method, Alone())
+        building.with_policy(method, Alone())

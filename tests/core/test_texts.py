@@ -13,8 +13,9 @@ import specjax
 from experiments.beam.decoding import beam_search
 from experiments.figure1 import TracedRound
 from experiments.race import recording
-from specjax import decoding
+from specjax.decoding import building
 from specjax.decoding.outputs import UNFINISHED, UNSETTLED, grown, text_of
+from specjax.decoding.texts import tokenize
 from specjax.sampling import Sampling
 from table_models import chain
 
@@ -72,7 +73,7 @@ def test_a_race_keeps_the_first_space(monkeypatch):
     monkeypatch.setattr(recording, "_timed", lambda *_: (1.0, 2.0, [1.0, 1.0], rounds))
     options = {"max_new_tokens": 3, "key": jax.random.key(0), "repeats": 1}
     target = model()
-    method = decoding.plain(target, Sampling(0.0))
+    method = building.plain(target, Sampling(0.0))
     moments = recording.record("made", method, target, [PROMPT], **options).moments
     assert moments[1].pieces == [(" there", "accepted"), (" ", "corrected")]
     assert moments[2].pieces == [("a", "corrected")]
@@ -199,7 +200,7 @@ def test_a_text_that_begins_with_bos_gets_one():
     """As chat templates write it; what the user repeats stays repeated."""
     target, bos = model(), ID["<s>"]
     texts = ["hello", "<s>hello", "<s><s>hello", "", "<s>"]
-    counts = [ids.count(bos) for ids in decoding.tokenize(target, texts)]
+    counts = [ids.count(bos) for ids in tokenize(target, texts)]
     assert counts == [1, 1, 2, 1, 1]
     ids = [bos, bos, ID["a"]]
-    assert decoding.tokenize(target, [ids]) == [ids]
+    assert tokenize(target, [ids]) == [ids]

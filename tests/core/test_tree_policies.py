@@ -12,10 +12,11 @@ import pytest
 
 import specjax
 from pairs import TEXTS
-from specjax import decoding, loop, policies, rules, speculative
+from specjax import loop, policies, rules, speculative
 from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
+from specjax.decoding import building
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import Costs, constant
 from specjax.policies.nodes import cut, nodes
@@ -249,7 +250,7 @@ def test_the_number_of_nodes_follows_the_costs():
 )
 def test_policies_that_are_refused(policy, shape, rule, said, pair):
     build = functools.partial(
-        decoding.build, pair.target, pair.draft, tree=shape, sampling=smp.Sampling(1.0)
+        building.build, pair.target, pair.draft, tree=shape, sampling=smp.Sampling(1.0)
     )
     if said:
         with pytest.raises(ValueError, match=said):
@@ -260,7 +261,7 @@ def test_policies_that_are_refused(policy, shape, rule, said, pair):
 
 def test_a_chain_has_no_nodes(pair):
     with pytest.raises(ValueError, match="give a tree"):
-        decoding.build(
+        building.build(
             pair.target, pair.draft, gamma=2, sampling=smp.Sampling(1.0), policy=cut(1, 1)
         )
 
@@ -282,10 +283,10 @@ def test_a_tree_that_is_not_worth_its_time(pair):
     """Plain decoding, by costs of single rounds, whose error is not known."""
     for step, kind in ((9.0, Autoregressive), (0.01, TreeSpeculative)):
         dear = policies.parse("goodput", costs=Costs(step, [1.0] * 3, error=np.nan))
-        method = decoding.build(
+        method = building.build(
             pair.target, pair.draft, tree=MIXED, sampling=smp.Sampling(0.0), policy=dear
         )
-        assert isinstance(decoding.plain_if_preferred(method, 10), kind)
+        assert isinstance(building.plain_if_preferred(method, 10), kind)
 
 
 @pytest.mark.sweep
@@ -293,13 +294,11 @@ def test_costs_of_a_tree(pair):
     """Whole calls, by nodes or by depth. Timed by nodes: 0, 1 (a pass of two tokens, and the end of
     a level), and all. One text fills three rows."""
     sampling = smp.Sampling(1.0)
-    method = decoding.build(
+    method = building.build(
         pair.target, pair.draft, tree=MIXED, sampling=sampling, passes=(2 * bucket(3),)
     )
     job = Job(pair.target, TEXTS[:1], sampling, 9, 0, batch_size=3, samples=3)
-    by_nodes, by_depth = (
-        fitting.costs_for(job, policy, method) for policy in ("nodes", "goodput")
-    )
+    by_nodes, by_depth = (fitting.costs_for(job, policy, method) for policy in ("nodes", "goodput"))
     assert by_nodes.verify.shape == (5,)
     assert len(np.unique(by_nodes.verify)) <= 3
     assert by_depth.verify.shape == (3,)

@@ -14,9 +14,11 @@ import pytest
 
 import specjax
 from pairs import TEXTS
-from specjax import decoding, doctor, generation, policies
+from specjax import doctor, generation, policies
 from specjax.autoregressive import Autoregressive
-from specjax.decoding import running, starting, streaming
+from specjax.decoding import building, running, starting, streaming
+from specjax.decoding.conditions import conditions
+from specjax.decoding.texts import tokenize
 from specjax.measure import timing
 from specjax.measure.stopwatch import Stopwatch
 from specjax.policies import Costs
@@ -40,13 +42,13 @@ def costs(monkeypatch):
 
 def loops(monkeypatch):
     """The loops that `generate` decodes with, as they are used."""
-    used, as_they_end = [], decoding.as_they_end
+    used, as_they_end = [], streaming.as_they_end
 
     def watched(method, *args, **options):
         used.append(method)
         return as_they_end(method, *args, **options)
 
-    monkeypatch.setattr(decoding, "as_they_end", watched)
+    monkeypatch.setattr(streaming, "as_they_end", watched)
     return used
 
 
@@ -136,7 +138,7 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
     many = TEXTS[:4] * 32
     options = {"gamma": 3, "passes": (), "batch_size": 2, "max_new_tokens": 2}
     settings = specjax.tune(pair.target, pair.draft, many, **options)
-    assert tried == [(decoding.tokenize(pair.target, TEXTS[:1] * 4), 2)]
+    assert tried == [(tokenize(pair.target, TEXTS[:1] * 4), 2)]
     assert (settings.gamma, settings.policy) == ((2, None) if fixed else (3, "lookahead"))
     assert "1.50 times as fast as plain decoding, on 2 inputs that did not choose" in str(settings)
     used = loops(monkeypatch)
@@ -149,7 +151,7 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
 @pytest.mark.sweep
 def test_what_is_measured_depends_on_no_draw_of_the_run(pair, monkeypatch):
     """A policy that knew its row's α before the first round would choose by tokens to come."""
-    drawn, inner = [set(), set()], decoding.starting._row_keys
+    drawn, inner = [set(), set()], starting._row_keys
 
     def row_keys(*given):
         keys = inner(*given)
@@ -157,7 +159,7 @@ def test_what_is_measured_depends_on_no_draw_of_the_run(pair, monkeypatch):
             drawn[-1].update(tuple(key) for key in jax.random.key_data(keys).tolist())
         return keys
 
-    monkeypatch.setattr(decoding.starting, "_row_keys", row_keys)
+    monkeypatch.setattr(starting, "_row_keys", row_keys)
     options = {"sampling": Sampling(1.0), "key": 3, "max_new_tokens": 4}
     settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=2, policy="goodput", **options)
     drawn.append(set())
@@ -260,9 +262,9 @@ def test_what_a_file_of_settings_may_hold(field, values, tmp_path):
 def test_settings_of_another_use_are_named(pair):
     """Each condition that differs, once for all; a file without them says nothing."""
     run = {"max_new_tokens": 2, "batch_size": 2}
-    method = decoding.build(pair.target, pair.draft, gamma=2, sampling=Greedy())
-    same = decoding.conditions(method, pair.target, pair.draft, 2, 2)
-    assert decoding.conditions(method, pair.target, pair.draft.name, 2, 2) == same
+    method = building.build(pair.target, pair.draft, gamma=2, sampling=Greedy())
+    same = conditions(method, pair.target, pair.draft, 2, 2)
+    assert conditions(method, pair.target, pair.draft.name, 2, 2) == same
     for known in ({}, same):
         settings = Settings(2, tuned_for=known)
         specjax.generate(pair.target, pair.draft, TEXTS[:2], settings=settings, **run)
@@ -361,15 +363,10 @@ def test_whatever_draws_asks_for_a_sampling_and_a_key(pair, function, how, messa
 
 WAY = (
     generation.generate,
-    generation.stream,
     generation._decode,
-    decoding.build,
-    decoding.tuned,
-    decoding.build,
-    decoding.branching,
-    decoding.as_they_end,
-    streaming.admitted,
-    streaming.whole_batches,
+    building.with_draft,
+    streaming.as_they_end,
+    streaming.groups,
     running.Running.__init__,
     running.Running.admit,
     starting.start,
@@ -389,7 +386,15 @@ def test_arguments_go_by_name_from_generate_to_the_loop(function):
     assert not {"locals", "inspect"} & {one.id for one in nodes if isinstance(one, ast.Name)}
 
 
-def test_stream_takes_what_generate_takes():
-    both = [dict(inspect.signature(one).parameters) for one in (specjax.generate, specjax.stream)]
-    assert both[1].pop("every").default == 0
-    assert list(map(str, both[0].values())) == list(map(str, both[1].values()))
+def test_stream_takes_what_generate_takes(pair):
+    """By the same names and types; each goes to one of the values that a run is made of."""
+    found = list(inspect.signature(specjax.generate).parameters.items())[3:]
+    known = generation.Shorthand.__annotations__
+    assert {name: str(one.annotation) for name, one in found} == {
+        k: str(t) for k, t in known.items()
+    }
+    with pytest.raises(TypeError, match="no argument gama"):
+        specjax.stream(pair.target, pair.draft, TEXTS, gama=3)
+    for old in ("samples", "rounds", "carry"):
+        with pytest.raises(ValueError, match=f"no argument {old}: `generate` has .*{old}"):
+            specjax.generate(pair.target, pair.draft, TEXTS, **{old: 1})

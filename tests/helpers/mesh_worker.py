@@ -22,9 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from specjax import checkpoints, decoding, drafters, loop
+from specjax import checkpoints, drafters, loop
 from specjax.checkpoints import Checkpoint, safetensors_files
-from specjax.decoding import methods
+from specjax.decoding import building, starting, streaming
+from specjax.decoding.outputs import read_rows
+from specjax.decoding.run import Run
 from specjax.models import sharding
 from specjax.models.gpt import GPTConfig
 from specjax.models.language_model import LanguageModel
@@ -110,11 +112,11 @@ def decode(
         if narrow and draft == "draft":
             name = f"int8(draft={place!r}, cache=True)"
         chosen = drafters.load(name, target, replicate=replicate)
-    method = decoding.build(target, chosen, gamma=3, sampling=Sampling(temperature), **how)
+    method = building.build(target, chosen, gamma=3, sampling=Sampling(temperature), **how)
     labels = [(index, 0) for index in range(len(SOURCES))]
     key = jax.random.key(7)
     options = {"max_new_tokens": LIMIT, "key": key, "rows": 6}
-    context, state = decoding.prepare(method, target, SOURCES, labels, **options)
+    context, state = starting.prepare(method, target, SOURCES, labels, **options)
     before = [x.sharding for x in jax.tree.leaves(state)]
     program = loop.decode.lower(method, context, state).compile().as_text()
     held = [str(x.sharding.spec) for x in jax.tree.leaves(state.cache)] if mesh else []
@@ -123,7 +125,7 @@ def decode(
         x.sharding.is_equivalent_to(there, x.ndim)
         for x, there in zip(jax.tree.leaves(state), before, strict=True)
     )
-    rows = decoding.read_rows(state, labels, target)
+    rows = read_rows(state, labels, target)
     return {
         "tokens": [row.tokens for row in rows],
         "accepted": sum(row.accepted for row in rows),
@@ -138,10 +140,9 @@ def admitted(directory, kind, *, mesh, temperature, draft="draft"):
     target = checkpoints.load(directory / kind / "target", mesh=mesh)
     place = directory / kind / draft
     chosen = drafters.load(str(place) if place.is_dir() else draft, target)
-    method = decoding.build(target, chosen, gamma=3, sampling=Sampling(temperature))
-    rows = decoding.as_they_end(
-        method, target, SOURCES, max_new_tokens=LIMIT, key=jax.random.key(7), batch_size=2
-    )
+    method = building.build(target, chosen, gamma=3, sampling=Sampling(temperature))
+    run = Run(LIMIT, jax.random.key(7), batch_size=2)
+    rows = streaming.as_they_end(method, target, SOURCES, run)
     return {row.index: row.tokens for row in rows}
 
 
@@ -245,7 +246,7 @@ def refused(directory, kind, *, target, draft):
         for role, mesh in (("target", target), ("draft", draft))
     )
     try:
-        methods.pair(*both)
+        building.pair(*both)
     except ValueError as error:
         return str(error)
     return ""

@@ -22,8 +22,9 @@ from jax.sharding import Mesh
 
 import tiny_models
 from experiments.plan import parts
-from specjax import checkpoints, decoding
+from specjax import checkpoints
 from specjax.checkpoints import Checkpoint
+from specjax.decoding import building, starting
 from specjax.models.sharding import Placement
 from specjax.sampling import Sampling
 
@@ -69,7 +70,7 @@ def check(family: str, axes: dict[str, int], dtype: str):
 
     target, draft = map(filled, pairs[0])
     method = build(target, draft)
-    begun = decoding.prepare(
+    begun = starting.prepare(
         method, target, [[3] * LONGEST] * 4, [(i, 0) for i in range(4)], rows=4,
         max_new_tokens=NEW, key=jax.random.key(0),
     )  # fmt: skip
@@ -82,7 +83,7 @@ def check(family: str, axes: dict[str, int], dtype: str):
 
 
 def build(target: Checkpoint, draft: Checkpoint | None):
-    return decoding.build(target, draft, gamma=3, sampling=Sampling(1.0))
+    return building.build(target, draft, gamma=3, sampling=Sampling(1.0))
 
 
 if __name__ == "__main__":

@@ -433,6 +433,6 @@ def test_padded_ids_come_out_where_they_are_not_cut_off():
 
 
 def draw(target, draft):
-    texts, options = ["a"] * 8, {"samples": 32, "batch_size": 256, "max_new_tokens": 32}
+    texts, options = ["a"] * 8, {"num_samples": 32, "batch_size": 256, "max_new_tokens": 32}
     result = specjax.generate(target, draft, texts, temperature=100.0, key=0, **options)
     return list(itertools.chain(*result.tokens))

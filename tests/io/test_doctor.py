@@ -1,5 +1,6 @@
 """The doctor: the verdict of each check, on whole pairs of each kind of fault."""
 
+import dataclasses
 import json
 import math
 import re
@@ -17,7 +18,9 @@ import reference
 from pairs import TEXTS
 from specjax import autoregressive, doctor, loop
 from specjax.checkpoints.compatibility import Check
+from specjax.decoding import building
 from specjax.doctor import checks, distributions, verdicts
+from specjax.doctor.case import Case
 from specjax.measure.metrics import Alpha
 from specjax.models.memory import Need
 from specjax.policies import Costs
@@ -25,8 +28,10 @@ from specjax.pytrees import pytree
 from specjax.results import Row
 from specjax.rules import Token
 from specjax.sampling import Sampling, argmax
+from specjax.settings import Drafting
 
 NAMES = [check.name for check in doctor.CHECKS]
+FIELDS = {field.name for field in dataclasses.fields(Drafting)}
 DRAWN = {"sampling": Sampling(0.3), "key": 0}
 LAST = NAMES[NAMES.index("outputs") :]  # what needs a pair that decodes
 
@@ -39,7 +44,9 @@ def few_draws(monkeypatch):
 
 def examine(target, draft, *, names=NAMES, **options) -> dict[str, doctor.Finding]:
     """All findings, or those of some checks."""
-    plan = {"texts": TEXTS, "max_new_tokens": 24, "gamma": 3} | options
+    chain = {} if "tree" in options else {"gamma": 3}
+    fields = chain | {name: options.pop(name) for name in FIELDS & options.keys()}
+    plan = {"texts": TEXTS, "max_new_tokens": 24, "drafting": Drafting(**fields)} | options
     chosen = [check for check in doctor.CHECKS if check.name in names]
     found = list(doctor.examine(doctor.Plan(str(target), str(draft), **plan), chosen))
     assert [finding.name for finding in found] == list(names)
@@ -311,9 +318,9 @@ class KeepsEveryDraft(Token):
 def test_a_rule_and_a_policy_of_ones_own(pair, monkeypatch):
     """A rule that lies fails; one that says that it is not exact is not judged."""
     made = []
-    build = checks.decoding.build
+    build = building.build
     monkeypatch.setattr(
-        checks.decoding, "build", lambda *pair, **all_: made.append(all_) or build(*pair, **all_)
+        building, "build", lambda *how, **all_: made.append(how[2]) or build(*how, **all_)
     )
     names = [*NAMES[: NAMES.index("weights") + 1], "draws"]
     given = {"names": names, "policy": "svip(threshold=9.0)"} | DRAWN
@@ -323,7 +330,7 @@ def test_a_rule_and_a_policy_of_ones_own(pair, monkeypatch):
     found = examine(*directories, rule="typical", **given | {"policy": "goodput"})["draws"]
     assert found.verdict == "skip"
     assert "not exact" in found.seen
-    assert {type(one["policy"]).__name__ for one in made} == {"Svip", "Goodput"}
+    assert {type(one.policy).__name__ for one in made} == {"Svip", "Goodput"}
 
 
 @pytest.mark.slow
@@ -368,7 +375,7 @@ def test_entropies():
 
 def test_the_distribution_of_two_tokens(pair):
     """It sums to one; first tokens that end a row, or are not likely, stand alone."""
-    case = checks.Case(doctor.Plan(pair.target.name, pair.draft.name, TEXTS))
+    case = Case(doctor.Plan(pair.target.name, pair.draft.name, TEXTS))
     case.target, case.draft = pair.target, pair.draft
     source = pair.target.tokenizer(TEXTS[0])["input_ids"]
     method = case.speculative(Sampling())
@@ -503,8 +510,8 @@ def test_nothing_follows_from_timings_in_doubt(pair, monkeypatch):
     """A draft step of 2.9 target steps by a smaller model, and a pass that takes less than one
     position: they are taken again, and then no speedup is named. On a busy machine neither."""
     wrong, fine = Costs(2.919, [0.37] * 4), Costs(0.1, [1.2] * 4)
-    plan = doctor.Plan(pair.target.name, pair.draft.name, gamma=3, max_new_tokens=4)
-    case = checks.Case(plan)
+    plan = doctor.Plan(pair.target.name, pair.draft.name, drafting=Drafting(3), max_new_tokens=4)
+    case = Case(plan)
     case.target, case.draft = pair.target, pair.draft
     case.sources, case.rows, case.alpha = [[3, 1]], [], 0.9
     asked, told, load = [], [], 0.1

@@ -10,9 +10,9 @@ import command_line
 import pairs
 from experiments.tasks import questions
 from experiments.tasks.config import load_examples
-from specjax import decoding
 from specjax.checkpoints import load, tokenizers
 from specjax.cli import doctor, inputs, main, select
+from specjax.decoding.texts import tokenize
 from specjax.support import files
 
 EOS = "</s>"  # the mark that the pair's tokenizer puts before every text
@@ -108,7 +108,7 @@ def test_a_chat_has_one_bos(chat_model):
     prompt = tokenizers.chat_prompt(tokenizer, CHAT, target.name)
     first, second = tokenizer(prompt)["input_ids"][:2]
     assert first == second == tokenizer.eos_token_id
-    (ids,) = decoding.tokenize(target, [prompt], 200)
+    (ids,) = tokenize(target, [prompt], 200)
     assert ids.count(first) == 1
     assert ids == tokenizer.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
 

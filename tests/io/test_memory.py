@@ -15,9 +15,11 @@ import llama_variants
 import t5_variants
 from command_line import ROOT
 from experiments.benchmark import cases, models
-from specjax import decoding, loop
+from specjax import loop
 from specjax.checkpoints import load, outline
 from specjax.cli import defaults, pairs
+from specjax.decoding import building, starting
+from specjax.decoding.programs import needed
 from specjax.models import memory
 from specjax.models.t5 import T5Config
 from specjax.sampling import Sampling
@@ -49,11 +51,11 @@ def test_an_outline_reads_no_weights(directory, monkeypatch):
 
 
 def plain(sampling, target, draft):
-    return decoding.build(target, None, gamma=1, sampling=sampling)
+    return building.build(target, None, gamma=1, sampling=sampling)
 
 
 def speculative(sampling, target, draft):
-    return decoding.build(target, draft, gamma=5, sampling=sampling)
+    return building.build(target, draft, gamma=5, sampling=sampling)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +75,12 @@ def test_what_is_needed_is_what_a_run_takes(build, sampling, rows, checkpoint, c
     """
     shapes = dataclasses.replace(checkpoint, model=jax.eval_shape(lambda: checkpoint.model))
     longest, budget = 17, 9
-    need = decoding.needed(
+    need = needed(
         build(sampling, shapes, shapes), shapes, longest, rows=rows, max_new_tokens=budget
     )
     method = build(sampling, checkpoint, checkpoint)
     with jax.log_compiles():
-        context, state = decoding.prepare(
+        context, state = starting.prepare(
             method,
             checkpoint,
             [[3] * longest] * rows,
@@ -116,7 +118,7 @@ def checkpoint(request, tmp_path, monkeypatch):
 def test_memory_is_asked_for_the_rows_that_there_are(pair, monkeypatch):
     """One input is one row, whatever batch is allowed; and samples are rows."""
     config = defaults.decode()
-    method = decoding.build(pair.target, None, gamma=1, sampling=Sampling(0.0))
+    method = building.build(pair.target, None, gamma=1, sampling=Sampling(0.0))
     asked = []
     monkeypatch.setattr(pairs, "check_fits", lambda *args: asked.append(args))
     for config.batch_size, config.samples in ((20_000, 1), (1, 1), (20_000, 3)):

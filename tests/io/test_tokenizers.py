@@ -19,11 +19,11 @@ import make_checkpoint_data
 import pairs
 import t5_variants
 from command_line import ROOT
-from specjax import decoding
 from specjax.checkpoints import FAMILIES, load, save, tokenizers
 from specjax.checkpoints.formats import spiece
 from specjax.checkpoints.weights import wanted
 from specjax.decoding import outputs
+from specjax.decoding.texts import tokenize
 from specjax.doctor import verdicts
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -82,9 +82,9 @@ def test_added_tokens_beyond_the_embedding_are_cut(tmp_path):
         found = load(directory)
     assert caught[0].filename == __file__
     assert found.model.vocab_size == pairs.IDS
-    assert decoding.tokenize(found, ["value"])[0]
+    assert tokenize(found, ["value"])[0]
     with pytest.raises(ValueError, match=rf"{pairs.IDS} in 'value<never>' is no token id of"):
-        decoding.tokenize(found, ["value<never>"])
+        tokenize(found, ["value<never>"])
 
 
 @pytest.mark.parametrize("name", ["parse/target", "prose/draft"])

@@ -21,8 +21,9 @@ from experiments import tasks
 from experiments.adaptive import board, pictures, race
 from experiments.adaptive.race import Counting, choose, closed, interval
 from pairs import TEXTS
-from specjax import Row, decoding
+from specjax import Row
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import building
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.policies import Costs, Policy, acceptance_head, constant, parse
 from specjax.policies.costs import mean
@@ -77,7 +78,7 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
 
     def faster(method, target, texts, *, cost, max_new_tokens, **options):
         seen.append((texts, cost))
-        preferred = decoding.plain_if_preferred(method, max_new_tokens)
+        preferred = building.plain_if_preferred(method, max_new_tokens)
         return trials.of_length(method, 2) if preferred is method else preferred
 
     monkeypatch.setattr(trials, "faster", faster)
@@ -88,7 +89,7 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
         "lookahead": Costs(0.1, [1.2] * 4, token=1.0), "dear": Costs(9.0, [1.0] * 4, token=1.0),
         "γ=1": Costs(0.1, [1.0] * 2), "γ=3": Costs(0.1, [1.4] * 4),
     }  # fmt: skip
-    built = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
+    built = building.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
     made = {
         name: dataclasses.replace(built, policy=parse("lookahead", costs=known[name]))
         for name in ("lookahead", "dear")

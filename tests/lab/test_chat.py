@@ -22,8 +22,10 @@ from configs import pair as pair_config
 from experiments.chat import __main__ as chat
 from experiments.chat import answers, columns, fetch, groups, outputs, pictures, tables
 from experiments.tasks import questions
-from specjax import decoding, drafters, generate
+from specjax import drafters, generate
 from specjax.checkpoints import load
+from specjax.decoding import building
+from specjax.decoding.texts import tokenize
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
 from specjax.sampling import Sampling
@@ -121,7 +123,7 @@ def test_an_encoder_decoder_reads_turns_as_they_stand(pair):
     """Its limit is that of sources, which leave all positions to the answer."""
     target = load(pair.target.name)
     assert target.config.is_encoder_decoder
-    assert groups.encode(target, [[groups.user("x = 1")]]) == decoding.tokenize(target, ["x = 1"])
+    assert groups.encode(target, [[groups.user("x = 1")]]) == tokenize(target, ["x = 1"])
     assert groups.most_tokens(target, 96) == target.max_source_len
     assert groups.most_tokens(target, 96, 7) == 7
 
@@ -133,8 +135,8 @@ def test_a_group_by_hand(target, tmp_path, asked, monkeypatch):
     fit, _ = groups.choose(target, some, 0, 100)
     draft, how = drafters.load("lookup", target), Sampling(0)
     methods = {
-        PLAIN: decoding.plain(target, how),
-        "lookup": decoding.build(target, draft, gamma=2, sampling=how),
+        PLAIN: building.plain(target, how),
+        "lookup": building.build(target, draft, gamma=2, sampling=how),
     }
     said, chats, encode = [], [], groups.encode
 

@@ -28,9 +28,10 @@ from experiments.reproduce import pages, study
 from experiments.tasks import python_source, trees
 from experiments.tasks.examples import Example
 from pairs import TEXTS
-from specjax import decoding, policies, rules
+from specjax import policies, rules
 from specjax.cli import defaults, outputs
 from specjax.cli import pairs as pairs_of_config
+from specjax.decoding import building, running
 from specjax.settings import Settings
 from specjax.support import files, runs
 from tiny_models import slow
@@ -440,7 +441,7 @@ def test_ctrl_c_is_one_line(decode, tmp_path, monkeypatch):
 def test_a_comparison_without_a_draft_is_said(decode, monkeypatch):
     """A policy that finds plain decoding faster leaves nothing to compare."""
     monkeypatch.setattr(pairs_of_config, "with_costs", lambda method, *more: method)
-    plain = decoding.plain_of
+    plain = building.plain_of
     monkeypatch.setattr(pairs_of_config, "chosen", lambda method, *more: plain(method))
     outcome = decode("--config.policy=lookahead", "--config.compare=True")
     assert outcome.status == 0
@@ -633,8 +634,6 @@ def test_an_error_half_way_keeps_the_rows(decode, tmp_path, pair, monkeypatch):
     """A model that fails later on: what was written stays, and is gone on from."""
     out = tmp_path / "out.jsonl"
     slow = functools.partial(decode, f"--output={out}", "--config.batch_size=3")
-    from specjax.decoding import running
-
     check, calls = running.check_finite, []
 
     def fail_later(state, *names):

@@ -12,7 +12,10 @@ from experiments import figure1
 from experiments.figure1 import Branch, TracedRound, branches, trace
 from experiments.reproduce import figures
 from pairs import EOS_IDS, TEXTS, make_tokenizer
-from specjax import decoding, loop
+from specjax import loop
+from specjax.decoding import building, starting
+from specjax.decoding.outputs import read_rows
+from specjax.decoding.texts import tokenize
 from specjax.rounds import Round
 from specjax.sampling import Sampling
 from specjax.trees.nodes import Nodes
@@ -23,13 +26,13 @@ BUDGET = 24
 @pytest.fixture(scope="module", params=[0.0, 1.0])
 def traced(pair, request):
     """For some texts, their rounds and their row as the jitted loop gives it, in a batch of 8."""
-    method = decoding.build(pair.target, pair.draft, gamma=4, sampling=Sampling(request.param))
+    method = building.build(pair.target, pair.draft, gamma=4, sampling=Sampling(request.param))
 
     def prepare():
-        return decoding.prepare(
+        return starting.prepare(
             method,
             pair.target,
-            decoding.tokenize(pair.target, TEXTS),
+            tokenize(pair.target, TEXTS),
             [(i, 0) for i in range(8)],
             max_new_tokens=BUDGET,
             key=jax.random.key(2),
@@ -37,7 +40,7 @@ def traced(pair, request):
         )
 
     state = loop.decode(method, *prepare())
-    rows = decoding.read_rows(state, [(i, 0) for i in range(8)], pair.target)
+    rows = read_rows(state, [(i, 0) for i in range(8)], pair.target)
     return [(trace(method, *prepare(), row=i), rows[i]) for i in (0, 2, 6)]
 
 
@@ -61,19 +64,19 @@ def test_a_trace_is_the_run(traced):
 def traced_trees(pair, request):
     """As `traced`, of two texts and with trees."""
     temperature, tree = request.param
-    method = decoding.build(
+    method = building.build(
         pair.target, pair.draft, gamma=4, sampling=Sampling(temperature), tree=tree
     )
 
     def prepare():
-        ids, labels = decoding.tokenize(pair.target, TEXTS[:2]), [(0, 0), (1, 0)]
+        ids, labels = tokenize(pair.target, TEXTS[:2]), [(0, 0), (1, 0)]
         key = jax.random.key(2)
-        return decoding.prepare(
+        return starting.prepare(
             method, pair.target, ids, labels, max_new_tokens=BUDGET, key=key, rows=2
         )
 
     state = loop.decode(method, *prepare())
-    rows = decoding.read_rows(state, [(0, 0), (1, 0)], pair.target)
+    rows = read_rows(state, [(0, 0), (1, 0)], pair.target)
     return method.slots - 1, [(trace(method, *prepare(), row=i), rows[i]) for i in range(2)]
 
 

@@ -130,7 +130,7 @@ def test_methods_agree_as_the_config_says(name, root, monkeypatch):
 
     # The models know no German, but their draws resemble the most likely outputs.
     references = [text for text in greedy.texts for _ in range(SAMPLES)]
-    sampled = {"temperature": 1.0, "samples": SAMPLES, "batch_size": 64}
+    sampled = {"temperature": 1.0, "num_samples": SAMPLES, "batch_size": 64}
     plain = decode(target, None, key=jax.random.key(0), **sampled)
     result = decode(target, drafts[0], key=jax.random.key(1), **sampled)
     assert result.tokens != plain.tokens

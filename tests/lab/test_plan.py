@@ -20,8 +20,9 @@ from experiments.plan import parts, training
 from experiments.plan.parts import Call
 from experiments.plan.published import PUBLISHED
 from experiments.train.config import TrainConfig
-from specjax import checkpoints, decoding
+from specjax import checkpoints
 from specjax.batching import bucket
+from specjax.decoding import building
 from specjax.models.memory import Need
 from specjax.models.t5 import T5Config
 from specjax.sampling import Sampling
@@ -65,7 +66,7 @@ def test_what_a_call_reads_and_exchanges(found):
 
 def run_of(config, longest=64, new=48):
     target = checkpoints.Checkpoint("target", checkpoints.shapes(config, platform="cpu"), config)
-    method = decoding.build(target, None, gamma=1, sampling=Sampling(0.0))
+    method = building.build(target, None, gamma=1, sampling=Sampling(0.0))
     return parts.Plan(method, method, target, longest, new)
 
 
@@ -182,7 +183,7 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path, monkeypatch):
     assert "| target | model=1 | draft | 2 |" in page
     assert page.count("| products, interconnect, latency, launch |") == 2
 
-    monkeypatch.setattr(decoding, "compiled", None)
+    monkeypatch.setattr(parts, "compiled", None)
     assert run(*flags).stdout == outcome.stdout
     assert len((tmp_path / "plan.jsonl").read_text().splitlines()) == 2
 

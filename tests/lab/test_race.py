@@ -10,7 +10,8 @@ from experiments.race import __main__ as command
 from experiments.race import recording
 from experiments.race.recording import Moment, Side
 from pairs import TEXTS
-from specjax import decoding
+from specjax.decoding import building
+from specjax.decoding.texts import tokenize
 from specjax.sampling import Sampling
 
 BUDGET = 12
@@ -19,10 +20,10 @@ BUDGET = 12
 @pytest.fixture(scope="module")
 def sides(pair):
     methods = {
-        "plain": decoding.plain(pair.target, Sampling(0.0)),
-        "speculative": decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0)),
+        "plain": building.plain(pair.target, Sampling(0.0)),
+        "speculative": building.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0)),
     }
-    sources = decoding.tokenize(pair.target, TEXTS[:3])
+    sources = tokenize(pair.target, TEXTS[:3])
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 1}
     return [
         recording.record(name, one, pair.target, sources, **options)
@@ -51,8 +52,8 @@ def test_rounds_are_those_of_generate(sides, pair):
 def test_a_race_with_trees(pair):
     """What is shown is what is kept."""
     how = {"gamma": 1, "sampling": Sampling(0.0), "tree": "fixed(2, 1)"}
-    method = decoding.build(pair.target, pair.draft, **how)
-    sources = decoding.tokenize(pair.target, TEXTS[:1])
+    method = building.build(pair.target, pair.draft, **how)
+    sources = tokenize(pair.target, TEXTS[:1])
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 1}
     side = recording.record("trees", method, pair.target, sources, **options)
     pieces = [piece for moment in side.moments for piece in moment.pieces]
@@ -77,7 +78,7 @@ def test_rounds_are_scaled_to_the_loops_own_time(pair, monkeypatch):
     ]
     given = iter(runs * 2)
     monkeypatch.setattr(recording, "_timed", lambda *_: next(given))
-    method = decoding.plain(pair.target, Sampling(0.0))
+    method = building.plain(pair.target, Sampling(0.0))
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 3}
     side = recording.record("made", method, pair.target, [[3, 1], [4, 1]], **options)
     assert [m.seconds for m in side.moments] == pytest.approx([0.5, 1.0, 2.5, 3.0, 3.5, 5.0])

@@ -82,7 +82,7 @@ def reader(monkeypatch, tmp_path, pair):
     choose = functools.wraps(specjax.select)(functools.partial(specjax.select, gammas=(1,)))
     monkeypatch.setattr(specjax, "select", choose)
     for module, name, limits in (
-        (specjax, "generate", {"max_new_tokens": 8, "samples": 2, "gamma": 3}),
+        (specjax, "generate", {"max_new_tokens": 8, "num_samples": 2, "gamma": 3}),
         (specjax, "tune", {"max_new_tokens": 8}),
         (specjax, "measure_alpha", {"max_new_tokens": 8}),
         (beam, "beam_search", {"max_new_tokens": 6}),
@@ -106,7 +106,8 @@ def shortened(function, limits):
         cut = {
             name: min(options.get(name, most), most)
             for name, most in limits.items()
-            if name not in ("gamma", "samples") or (name in options and not options.get("policy"))
+            if name in ("max_new_tokens", "timed_inputs", "repeats")
+            or (name in options and not options.get("policy"))
         }
         return function(*args, **options | cut)
 

@@ -12,7 +12,9 @@ import command_line
 from experiments.train import train_head
 from experiments.train.train_head import HeadConfig, Seen
 from pairs import TEXTS
-from specjax import decoding, generate, speculative
+from specjax import generate, speculative
+from specjax.decoding import building, starting
+from specjax.decoding.texts import tokenize
 from specjax.policies import acceptance_head as head
 from specjax.policies import parse
 from specjax.rules import at_tokens
@@ -29,10 +31,10 @@ def config_of(pair, **changes) -> HeadConfig:
 
 def test_what_is_observed(pair):
     """Ratios min(1, p/q), how likely each token is reached, and the state after each token."""
-    method = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(1.0))
-    sources = decoding.tokenize(pair.target, TEXTS[:2])
+    method = building.build(pair.target, pair.draft, gamma=3, sampling=Sampling(1.0))
+    sources = tokenize(pair.target, TEXTS[:2])
     begin = {"max_new_tokens": 3, "key": jax.random.key(0), "rows": 2}
-    contexts, state = decoding.prepare(method, pair.target, sources, [(0, 0), (1, 0)], **begin)
+    contexts, state = starting.prepare(method, pair.target, sources, [(0, 0), (1, 0)], **begin)
     _, seen = train_head.observe(method, contexts, state)
     _, round_ = jax.jit(speculative.step)(method, contexts, state)
     tokens, distributions = (

@@ -8,6 +8,7 @@ import configparser
 import email
 import functools
 import importlib.metadata
+import inspect
 import os
 import pathlib
 import re
@@ -20,8 +21,9 @@ import pytest
 
 import specjax
 from command_line import ROOT
-from specjax import drafters, rules
+from specjax import rules
 from specjax.cli import main
+from specjax.support import renamed
 from test_snippets import PYTHON
 
 BUILD = "from setuptools import build_meta; build_meta.build_wheel('.')"
@@ -107,20 +109,15 @@ def test_it_asks_for_what_it_imports(wheel):
                 assert found & needed, f"{path} imports {module}"
 
 
-def test_what_is_plugged_in_is_exported():
-    """Each drafter that has a name, the methods, the protocols; rules and policies by theirs."""
-    assert all(hasattr(specjax, name) for name in specjax.__all__)
-    exported = {name.lower() for name in specjax.__all__}
-    plugged = dict(drafters.NAMES)
-    del plugged["int8"], plugged["first_ids"]  # `load(weights="int8")`; `frequent` of other ids
-    for name, path in plugged.items():
-        assert {name, path.split(":")[1].lower()} & exported
-    assert {
-        "AcceptanceRule", "Autoregressive", "Drafter", "Method", "Model", "ModelDrafter", "Policy",
-        "Round", "Sampling", "Speculative", "generate", "load", "measure_alpha",
-        "measure_speedup", "save", "select",
-    } <= set(specjax.__all__)  # fmt: skip
-    assert specjax.policies.parse("svip", threshold=0.3)
+def test_the_names_at_the_top():
+    """24 that a user types, each in the docstring; those that left it name their place."""
+    names = [name for name in specjax.__all__ if not inspect.ismodule(getattr(specjax, name))]
+    assert len(names) == 24
+    assert all(re.search(rf"`{name}\W", specjax.__doc__) for name in names)
+    for name, place in renamed.LEFT_THE_TOP.items():
+        assert hasattr(importlib.import_module(f"specjax.{place}"), name)
+        with pytest.raises(ImportError, match=rf"specjax\.{place}\.{name}"):
+            getattr(specjax, name)
     assert {path.rpartition(":")[2] for path in rules.NAMES.values()} <= set(rules.__all__)
 
 

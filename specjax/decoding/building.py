@@ -9,7 +9,6 @@ from specjax import drafters
 from specjax.autoregressive import Autoregressive
 from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.contracts import check_part
-from specjax.defaults import GAMMA
 from specjax.drafters import attached, sharing
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.drafters.branching import branches
@@ -69,22 +68,16 @@ def with_draft(
     target: Checkpoint, draft: Checkpoint | Drafter | str, drafting: Drafting, sampling: Sampling
 ) -> Speculative | TreeSpeculative:
     """Build a loop with a draft. Checks that the pair fits, and for a tree that both can branch."""
-    shape, gamma = drafting.shape, GAMMA if drafting.gamma is None else drafting.gamma
-    target_model, drafter = pair(target, draft, check_tokens=drafting.check_tokens)
-    parts: dict[str, Any] = {
-        "target": target_model,
-        "drafter": drafter,
-        "rule": _rule(drafting.rule),
-        "sampling": sampling,
-        "eos_ids": jnp.asarray(target.eos_ids, jnp.int32),
-        "passes": drafting.passes,
-    }
+    shape, depth, passes = drafting.shape, drafting.depth, tuple(drafting.passes)
+    model, drafter = pair(target, draft, check_tokens=drafting.check_tokens)
+    rule, policy = _rule(drafting.rule), constant(depth)
+    eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
     made: Speculative | TreeSpeculative
     if isinstance(shape, Chain):
-        made = Speculative(**parts, policy=constant(gamma), gamma_max=gamma)
+        made = Speculative(model, drafter, rule, policy, sampling, eos_ids, depth, passes)
     else:
-        check_branches(target.name, target_model, drafter, shape)
-        made = TreeSpeculative(**parts, policy=constant(shape.depth), shape=shape)
+        check_branches(target.name, model, drafter, shape)
+        made = TreeSpeculative(model, drafter, rule, policy, sampling, eos_ids, shape, passes)
     return made if drafting.policy is None else with_policy(made, _policy(drafting))
 
 
@@ -267,6 +260,6 @@ def check_carry(method: Method) -> None:
     if not (policy and policy.carries) and not (drafter and carries(drafter)):
         of = f"{type(policy).__name__} learns nothing" if policy else "plain decoding has no policy"
         raise ValueError(
-            f"carry=True: {of} that later inputs could begin with. Leave it out, or take a policy "
-            'such as "goodput".'
+            f"carry_state=True: {of} that later inputs could begin with. Leave it out, or take a "
+            'policy such as "goodput".'
         )
