@@ -12,22 +12,18 @@ import numpy as np
 
 from specjax import drafters, trees
 from specjax.checkpoints import Checkpoint, compatibility
-from specjax.decoding import building, streaming
+from specjax.decoding import building
 from specjax.decoding.conditions import conditions
-from specjax.decoding.texts import common_width, tokenize
 from specjax.defaults import GAMMAS, REPEATS, TIMED_INPUTS
-from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.drafters.observing import guesses
-from specjax.loop import Method
 from specjax.measure import costing, doubts, metrics, timing
 from specjax.measure.compiling import at_once
 from specjax.measure.costing import TIMED_TEXTS, TIMED_TOKENS, of_length
-from specjax.measure.stopwatch import Stopwatch
 from specjax.measure.timing import PLAIN, SPECULATIVE
 from specjax.models.memory import nbytes
 from specjax.policies import Costs, constant
-from specjax.results import Row, summarize
+from specjax.results import summarize
 from specjax.sampling import Greedy
 from specjax.settings import Fields
 from specjax.speculative import Speculative
@@ -35,6 +31,7 @@ from specjax.support.named import short
 from specjax.support.ranges import listed, whole
 from specjax.trees.shapes import text_of
 from specjax.tuning import best_tree
+from specjax.tuning.inputs import MIN_INPUTS, Inputs
 from specjax.tuning.job import Job
 from specjax.tuning.pace import reduced
 from specjax.tuning.ranks import acceptance_by_rank
@@ -45,19 +42,15 @@ from specjax.tuning.recommendation import (
     cannot_win,
     counts_ngrams,
 )
-from specjax.types import Text
 
 Draft = str | Checkpoint | Drafter
 
 DEPTH = 8  # of trees, at most
-LOOPS = 4  # that a candidate compiles, in programs of the size of plain decoding's
 MAX_TIMINGS = 2  # of one candidate, if they contradict themselves
 COST_REPEATS = 3
-# Where time is short: inputs that are decoded or timed, and tokens of a timed output; of `gammas`
-# only the longest of the first few has a loop; shares of the time for outputs of the target, and of
-# a candidate's time for costs.
-MIN_INPUTS, MIN_TOKENS, MAX_SHORT_GAMMAS = 4, 32, 4
-MAX_SHARE_OF_OUTPUTS, MAX_SHARE_OF_COSTS = 0.25, 0.25
+# Where time is short: tokens of a timed output; of `gammas` only the longest of the first few has a
+# loop; the share of a candidate's time for costs.
+MIN_TOKENS, MAX_SHORT_GAMMAS, MAX_SHARE_OF_COSTS = 32, 4, 0.25
 
 
 def check_numbers(
@@ -70,11 +63,6 @@ def check_numbers(
         whole("nodes", size, "[1, ∞)")
     whole("timed_inputs", timed_inputs, "[1, ∞)")
     whole("repeats", repeats, "[1, ∞)")
-
-
-def _content(text: Text) -> str | tuple[int, ...]:
-    """What makes two inputs the same: a text without blanks around it, or its token ids."""
-    return text.strip() if isinstance(text, str) else tuple(text)
 
 
 class Choice(NamedTuple):
@@ -97,11 +85,7 @@ class Choice(NamedTuple):
 class Candidates:
     """Drafts of one job, measured on its inputs.
 
-    α is over tokens that the target generates, at the job's batch size. Times are at batch 1, on
-    `timed_inputs` of the inputs, spread over the list. Every other one chooses among the
-    candidates, and the rest measure how fast each is. Drafts that count n-grams count the target's
-    outputs for the first half of the different inputs. All candidates are then measured on the
-    rest: no input is in both parts, however often it is given.
+    Every other timed input chooses among them, and the rest measure how fast each is.
 
     Raises:
       ValueError: too few inputs, or a number out of range.
@@ -120,16 +104,8 @@ class Candidates:
         check_numbers(self.gammas, self.nodes, self.timed_inputs, self.repeats)
         self._left = max(1, len(self.wanted))  # candidates to measure
         self._leader: Candidate | None = None
-        kept = [text for text in self.job.texts if _content(text)]
-        different = list({_content(text): text for text in kept}.values())
-        counts = any(map(counts_ngrams, self.drafts))
-        self._counted = different[: len(different) // 2] if counts else []
-        counted = set(map(_content, self._counted))
-        self._measured = [text for text in kept if _content(text) not in counted]
-        if len(different if counts else kept) < 2:
-            kind = "different input(s)" if counts else "input(s)"
-            few = len(different if counts else kept)
-            raise ValueError(f"{few} {kind} are too few to choose by: give 2 or more.")
+        counts, repeats = any(map(counts_ngrams, self.drafts)), self.repeats
+        self.inputs = Inputs(self.job, self.timed_inputs, repeats, counts, self._left)
 
     @property
     def wanted(self) -> list[tuple[Draft, bool]]:
@@ -177,103 +153,31 @@ class Candidates:
     def _load(self, draft: Draft) -> Checkpoint | Drafter:
         if not isinstance(draft, str):
             return draft
-        counts = functools.partial(getattr, self, "_counts")  # where they are asked for
-        return drafters.load(draft, self.job.target, dtype=self.dtype, counts=counts)
-
-    @functools.cached_property
-    def _counts(self) -> ngram.Counts:
-        if not self._counted:
-            raise ValueError(
-                "n-grams count outputs of inputs that nothing is measured on: name them among the "
-                "drafts, so that some are kept for that."
-            )
-        outputs = [row.tokens for row in self._rows(self.job.plain, self._counted)]
-        return ngram.count(outputs, self.job.target.model.vocab_size, self.job.target.start_id)
+        target = self.job.target
+        return drafters.load(draft, target, dtype=self.dtype, counts=lambda: self.inputs.counts)
 
     def _build(self, loaded: Checkpoint | Drafter, **how: Unpack[Fields]) -> Any:
         job = self.job
         how["check_tokens"] = self.check_tokens
         return building.build(job.target, loaded, sampling=job.chosen, **how)
 
-    # --- what the target makes of the inputs ------------------------------------------------------
-
-    def _rows(self, method: Method, texts: Sequence[Text], name: str = "") -> list[Row]:
-        job = self.job
-        rows = streaming.stream(
-            method, job.target, texts, max_new_tokens=job.max_new_tokens, key=job.draws,
-            batch_size=job.batch_size, max_source_len=job.max_source_len,
-            names=(job.target.name, name),
-        )  # fmt: skip
-        return list(rows)
-
-    @functools.cached_property
-    def _watch(self) -> Stopwatch:
-        """The stopwatch of all candidates, at batch 1 and in the shapes of the timed inputs."""
-        width = common_width(self._timed)
-        watch = self.job.watch(repeats=self.repeats)
-        return dataclasses.replace(watch, key=self.job.draws, batch_size=1, width=width)
-
-    @functools.cached_property
-    def _timed(self) -> list[list[int]]:
-        """Ids of the timed inputs."""
-        job = self.job
-        texts = tokenize(job.target, self._measured, job.max_source_len)
-        return list(timing.spread(texts, self.timed_inputs))
-
-    @functools.cached_property
-    def _outputs(self) -> list[list[int]]:
-        """Decode the inputs for α, as many as there is time for, after a forecast."""
-        job, texts = self.job, self._measured
-        calls = 2 * len(self._timed) * self.repeats * job.max_new_tokens  # for costs as much again
-        tokens = len(texts) * job.max_new_tokens + 2 * calls * self._left
-        job.pace.first_pass(self._watch, job.plain, self._timed, LOOPS * self._left, tokens)
-        count = reduced(
-            {"inputs": len(texts)},
-            {"inputs": MIN_INPUTS},
-            lambda inputs: inputs * job.max_new_tokens * job.pace.token,
-            job.pace.left(MAX_SHARE_OF_OUTPUTS),
-        )["inputs"]
-        self._measured = list(timing.spread(texts, count))
-        job.say(f"decoding {count} inputs for α")
-        if self._batch > 1:
-            return [row.tokens for row in self._rows(job.plain, self._measured)]
-        few = tokenize(job.target, self._measured, job.max_source_len)
-        watch = dataclasses.replace(self._watch, repeats=1, say=timing.silent)
-        return [row.tokens for row in watch.race({PLAIN: job.plain}, few).outputs(PLAIN)]
-
-    @property
-    def _batch(self) -> int:
-        """Rows of what is not timed. The loops for batches of 1 are compiled: with few inputs
-        another shape takes longer than it saves."""
-        few = len(self._measured) <= min(MIN_INPUTS, self.timed_inputs)
-        return 1 if few else self.job.batch_size
-
-    def _alpha(self, loop: Speculative) -> metrics.Alpha:
-        job, outputs = self.job, self._outputs
-        return metrics.alpha_of(
-            loop, job.target, self._measured, outputs, self._batch, job.max_source_len,
-            job.max_new_tokens,
-        )  # fmt: skip
-
-    # --- one candidate ----------------------------------------------------------------------------
-
     def _measure(
         self, name: str, loaded: Checkpoint | Drafter, longest: Speculative, tree: bool
     ) -> Candidate:
-        job, outputs = self.job, self._outputs
+        job, outputs = self.job, self.inputs.outputs
         lengths = self._lengths(tree)
         loops = [of_length(longest, length) for length in lengths]
         job.say("measuring α, while loops of a few lengths compile")
         begun = time.monotonic()
         parts: list[Callable[[], Any]] = [
-            functools.partial(self._watch.compile, loops, self._timed),
-            functools.partial(self._alpha, loops[-1]),  # the program that starts it is the same
+            functools.partial(self.inputs.watch.compile, loops, self.inputs.timed),
+            functools.partial(self.inputs.alpha, loops[-1]),  # started by the same program
         ]
         _, alpha = at_once(lambda part: part(), parts)
         job.pace.loop = (time.monotonic() - begun) / len(loops)
         agreement = alpha
         if not job.chosen.greedy:
-            agreement = self._alpha(dataclasses.replace(loops[-1], sampling=Greedy()))
+            agreement = self.inputs.alpha(dataclasses.replace(loops[-1], sampling=Greedy()))
         expected = {} if tree else self._expected(name, longest, alpha)
         candidate = Candidate(
             name=name,
@@ -301,16 +205,16 @@ class Candidates:
 
     def _memory(self, longest: Speculative) -> int:
         """Bytes of both models and their caches, at the job's batch size."""
-        watch = dataclasses.replace(self._watch, batch_size=self.job.batch_size, width=None)
-        batch = range(min(self.job.batch_size, len(self._timed)))
-        start = functools.partial(watch.begin, longest, self._timed, batch)
+        watch = dataclasses.replace(self.inputs.watch, batch_size=self.job.batch_size, width=None)
+        batch = range(min(self.job.batch_size, len(self.inputs.timed)))
+        start = functools.partial(watch.begin, longest, self.inputs.timed, batch)
         contexts, state = jax.eval_shape(start)
         return nbytes((longest.target, longest.drafter, contexts, state.cache, state.drafter))
 
     def _expected(self, name: str, longest: Speculative, alpha: metrics.Alpha) -> dict[int, float]:
         """Expected tokens per target call along whole outputs, by γ."""
         if guesses(longest.drafter):
-            rows = self._rows(longest, self._measured, name)
+            rows = self.inputs.rows(longest, self.inputs.measured, name)
             return metrics.tokens_by_position(rows, self.gammas)
         return {gamma: metrics.tokens_along(alpha.overlaps, gamma) for gamma in self.gammas}
 
@@ -320,7 +224,7 @@ class Candidates:
             checks = compatibility.compare(job.target, loaded, tokens=self.check_tokens)
             return tuple(str(check) for check in checks if not check.passed and not check.required)
         if counts_ngrams(name):
-            seen, left = len(self._counted), len(self._measured)
+            seen, left = len(self.inputs.counted), len(self.inputs.measured)
             return (
                 f"counts the target's outputs for {seen} of the inputs, and all candidates are "
                 f"measured on the {left} others",
@@ -348,8 +252,9 @@ class Candidates:
             lambda inputs, tokens: calls * inputs / TIMED_TEXTS * tokens * pace.token,
             pace.left(share),
         )
-        watch = dataclasses.replace(self._watch, repeats=COST_REPEATS, until=pace.until(share))
-        timed = timing.spread(self._timed, counts["inputs"])
+        until, watch = pace.until(share), self.inputs.watch
+        watch = dataclasses.replace(watch, repeats=COST_REPEATS, until=until)
+        timed = timing.spread(self.inputs.timed, counts["inputs"])
         method = dataclasses.replace(longest, gamma_max=lengths[-1])
         return costing.costs_of(watch, method, timed, lengths, counts["tokens"])
 
@@ -381,7 +286,7 @@ class Candidates:
     def _best_tree(self, loaded: Checkpoint | Drafter, costs: Costs) -> Choice:
         job = self.job
         chances = acceptance_by_rank(
-            job.target, loaded, self._measured, self._outputs, sampling=job.chosen,
+            job.target, loaded, self.inputs.measured, self.inputs.outputs, sampling=job.chosen,
             drawn=not job.chosen.greedy, batch_size=job.batch_size,
             max_source_len=job.max_source_len, check_tokens=self.check_tokens,
         ).tolist()  # fmt: skip
@@ -460,26 +365,30 @@ class Candidates:
         Returns:
           the timings, and the most tokens of an output.
         """
-        job, share = self.job, 1 / self._left
+        job, share, all_timed = self.job, 1 / self._left, self.inputs.timed
         time_of_both = job.pace.token * (1 + 1 / predicted)
         counts = reduced(
-            {"inputs": len(self._timed), "tokens": job.max_new_tokens, "repeats": self.repeats},
+            {
+                "inputs": len(all_timed),
+                "tokens": job.max_new_tokens,
+                "repeats": self.repeats,
+            },
             {"inputs": MIN_INPUTS, "tokens": MIN_TOKENS, "repeats": 2},
             lambda inputs, tokens, repeats: (1 + inputs * repeats) * tokens * time_of_both,
             job.pace.left(share),
         )
-        timed = timing.spread(self._timed, counts["inputs"])
+        timed = timing.spread(all_timed, counts["inputs"])
         tokens = counts["tokens"]
-        if (len(timed), tokens) != (len(self._timed), job.max_new_tokens):
+        if (len(timed), tokens) != (len(all_timed), job.max_new_tokens):
             job.say(f"for lack of minutes only {len(timed)} inputs and {tokens} tokens are timed")
         until, names = job.pace.until(share), (job.target.name, name)
-        watch = dataclasses.replace(self._watch, names=names, until=until)
+        watch = dataclasses.replace(self.inputs.watch, names=names, until=until)
         ways = {PLAIN: job.plain, SPECULATIVE: chosen.method}
         found = watch.race(ways, timed, [tokens] * len(timed))
         if tokens == job.max_new_tokens:
             return found, tokens
         # A prefill counts by the tokens of whole outputs.
-        lengths = np.array([*map(len, self._outputs)])
+        lengths = np.array([*map(len, self.inputs.outputs)])
         part = float(np.minimum(lengths, tokens).sum() / max(1, lengths.sum()))
         both = {
             method: found.decode[method] + part * (whole - found.decode[method])

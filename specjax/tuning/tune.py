@@ -120,10 +120,9 @@ def tuned(job: Job, draft: Checkpoint | Drafter | str, drafting: Drafting) -> Se
         words=f"{why} {fitting.words(costs)} {busy}".rstrip(),
         tuned_for=conditions(loop, target, draft, job.rows, job.max_new_tokens),
     )
-    if fastest.method is not loop:
-        return found
-    own: dict[str, Any] = {"policy": policy, "costs": costs, "tree": trees.text_of(drafting.shape)}
-    return dataclasses.replace(found, passes=loop.passes, **own)
+    own: dict[str, Any] = {"policy": policy, "costs": costs, "passes": loop.passes}
+    own["tree"] = trees.text_of(drafting.shape)
+    return dataclasses.replace(found, **own) if fastest.method is loop else found
 
 
 def with_passes(job: Job, drafting: Drafting) -> Drafting:

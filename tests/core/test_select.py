@@ -26,6 +26,7 @@ from specjax.pytrees import pytree
 from specjax.support import named
 from specjax.support.named import short
 from specjax.tuning.candidates import Candidates
+from specjax.tuning.inputs import Inputs
 from specjax.tuning.job import Job
 from specjax.tuning.members import smaller_members
 from specjax.tuning.recommendation import Candidate, reasons, recommend, why_not
@@ -192,6 +193,12 @@ def test_gamma_by_the_rates_of_each_position(pair):
     assert expected == {1: 2.0, 2: 2.0, 4: 2.0}
     chosen = made._best_chain(longest, [1, 4], expected, Costs(0.1, [1.0] * 5))
     assert (chosen.gamma, chosen.tokens, chosen.method.gamma_max) == (1, 2.0, 1)
+    # Where time is short, all lengths are timed in the loop of one, and race in it.
+    costs = Costs(0.1, [1.0, 1.1, 1.2, 1.3, 1.4])
+    shared = made._best_chain(longest, [4], expected, costs)
+    assert (shared.gamma, shared.method.gamma_max, shared.v) == (1, 4, pytest.approx(1.4))
+    assert int(shared.method.policy.gamma) == 1
+    assert shared.steps == pytest.approx({gamma: 1.4 + 0.1 * gamma for gamma in (1, 2, 4)})
     along = made._expected("twin", made._build(pair.twin, gamma=4), always)
     assert along == {1: 2.0, 2: 3.0, 4: 5.0}
 
@@ -306,7 +313,7 @@ def test_what_is_chosen_decodes(pair, monkeypatch):
 
     monkeypatch.setattr(Candidates, "measure", measure)
     rows = [types.SimpleNamespace(tokens=[3, 4, 5])]
-    monkeypatch.setattr(Candidates, "_rows", lambda *_: rows)
+    monkeypatch.setattr(Inputs, "rows", lambda *_: rows)
     run = {"max_new_tokens": 4}
     drafts = [pair.draft, "bigram", "lookup"]
     plain, kept = specjax.generate(pair.target, None, TEXTS[:2], **run), []
@@ -467,8 +474,8 @@ def test_counts_are_of_inputs_that_are_not_measured(pair):
 def test_an_input_that_is_given_twice_is_not_counted_and_measured(pair):
     """A list that repeats itself: its second half is its first."""
     made = trial(pair.target, [*TEXTS, *(f"{text} " for text in TEXTS)], ["unigram"])
-    assert made._counted == [f"{text} " for text in TEXTS[: len(TEXTS) // 2]]
-    assert [text.strip() for text in made._measured] == 2 * TEXTS[len(TEXTS) // 2 :]
+    assert made.inputs.counted == [f"{text} " for text in TEXTS[: len(TEXTS) // 2]]
+    assert [text.strip() for text in made.inputs.measured] == 2 * TEXTS[len(TEXTS) // 2 :]
     with pytest.raises(ValueError, match=r"1 different input\(s\) are too few"):
         trial(pair.target, ["one", "one "], ["bigram"])
 
@@ -477,9 +484,9 @@ def test_inputs_may_be_token_ids(pair):
     """Repeated and empty lists of ids are handled as repeated and blank texts."""
     ids = [[3, 4, 5], (6, 7), [8], [9, 10], [3, 4, 5]]
     made = trial(pair.target, [*ids, [], "one"], ["unigram"])
-    assert made._counted == [[3, 4, 5], (6, 7)]
-    assert made._measured == [[8], [9, 10], "one"]
-    assert all(len(output) > 0 for output in made._outputs)
+    assert made.inputs.counted == [[3, 4, 5], (6, 7)]
+    assert made.inputs.measured == [[8], [9, 10], "one"]
+    assert all(len(output) > 0 for output in made.inputs.outputs)
 
 
 def test_ngrams_need_inputs_that_are_kept_for_them(pair):

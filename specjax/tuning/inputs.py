@@ -1,0 +1,130 @@
+"""A job's inputs as candidates are measured on them: their outputs, and which of them are timed."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from specjax.decoding import streaming
+from specjax.decoding.texts import common_width, tokenize
+from specjax.drafters import ngram
+from specjax.loop import Method
+from specjax.measure import metrics, timing
+from specjax.measure.stopwatch import Stopwatch
+from specjax.measure.timing import PLAIN
+from specjax.results import Row
+from specjax.speculative import Speculative
+from specjax.tuning.job import Job
+from specjax.tuning.pace import reduced
+from specjax.types import Text
+
+LOOPS = 4  # that a candidate compiles, in programs of the size of plain decoding's
+# Where time is short: inputs that are decoded or timed; the share of it for the target's outputs.
+MIN_INPUTS, MAX_SHARE_OF_OUTPUTS = 4, 0.25
+
+
+def _content(text: Text) -> str | tuple[int, ...]:
+    """What makes two inputs the same: a text without blanks around it, or its token ids."""
+    return text.strip() if isinstance(text, str) else tuple(text)
+
+
+@dataclasses.dataclass
+class Inputs:
+    """Inputs of a job, and what the target makes of them.
+
+    α is over tokens that the target generates, at the job's batch size. Times are at batch 1, on
+    `timed_inputs` of the inputs, spread over the list. Drafts that count n-grams count the target's
+    outputs for the first half of the different inputs, and all candidates are measured on the rest:
+    no input is in both parts, however often it is given.
+
+    Raises:
+      ValueError: too few inputs.
+    """
+
+    job: Job
+    timed_inputs: int
+    repeats: int
+    counts_ngrams: bool = False  # whether a candidate does
+    candidates: int = 1  # for the forecast
+
+    def __post_init__(self):
+        kept = [text for text in self.job.texts if _content(text)]
+        different = list({_content(text): text for text in kept}.values())
+        counts = self.counts_ngrams
+        self.counted = different[: len(different) // 2] if counts else []
+        counted = set(map(_content, self.counted))
+        self.measured = [text for text in kept if _content(text) not in counted]
+        if len(different if counts else kept) < 2:
+            kind = "different input(s)" if counts else "input(s)"
+            few = len(different if counts else kept)
+            raise ValueError(f"{few} {kind} are too few to choose by: give 2 or more.")
+
+    def rows(self, method: Method, texts: Sequence[Text], name: str = "") -> list[Row]:
+        """Decode texts by a method, of the draft of this name."""
+        job = self.job
+        rows = streaming.stream(
+            method, job.target, texts, max_new_tokens=job.max_new_tokens, key=job.draws,
+            batch_size=job.batch_size, max_source_len=job.max_source_len,
+            names=(job.target.name, name),
+        )  # fmt: skip
+        return list(rows)
+
+    @functools.cached_property
+    def watch(self) -> Stopwatch:
+        """The stopwatch of all candidates, at batch 1 and in the shapes of the timed inputs."""
+        width = common_width(self.timed)
+        watch = self.job.watch(repeats=self.repeats)
+        return dataclasses.replace(watch, key=self.job.draws, batch_size=1, width=width)
+
+    @functools.cached_property
+    def timed(self) -> list[list[int]]:
+        """Ids of the timed inputs."""
+        job = self.job
+        texts = tokenize(job.target, self.measured, job.max_source_len)
+        return list(timing.spread(texts, self.timed_inputs))
+
+    @functools.cached_property
+    def outputs(self) -> list[list[int]]:
+        """Decode the inputs for α, as many as there is time for, after a forecast."""
+        job, texts = self.job, self.measured
+        calls = 2 * len(self.timed) * self.repeats * job.max_new_tokens  # for costs as much again
+        tokens = len(texts) * job.max_new_tokens + 2 * calls * self.candidates
+        job.pace.first_pass(self.watch, job.plain, self.timed, LOOPS * self.candidates, tokens)
+        count = reduced(
+            {"inputs": len(texts)},
+            {"inputs": MIN_INPUTS},
+            lambda inputs: inputs * job.max_new_tokens * job.pace.token,
+            job.pace.left(MAX_SHARE_OF_OUTPUTS),
+        )["inputs"]
+        self.measured = list(timing.spread(texts, count))
+        job.say(f"decoding {count} inputs for α")
+        if self.batch > 1:
+            return [row.tokens for row in self.rows(job.plain, self.measured)]
+        few = tokenize(job.target, self.measured, job.max_source_len)
+        watch = dataclasses.replace(self.watch, repeats=1, say=timing.silent)
+        return [row.tokens for row in watch.race({PLAIN: job.plain}, few).outputs(PLAIN)]
+
+    @property
+    def batch(self) -> int:
+        """Rows of what is not timed. The loops for batches of 1 are compiled: with few inputs
+        another shape takes longer than it saves."""
+        few = len(self.measured) <= min(MIN_INPUTS, self.timed_inputs)
+        return 1 if few else self.job.batch_size
+
+    def alpha(self, loop: Speculative) -> metrics.Alpha:
+        """Measure α of a loop along the outputs."""
+        job, outputs = self.job, self.outputs
+        return metrics.alpha_of(
+            loop, job.target, self.measured, outputs, self.batch, job.max_source_len,
+            job.max_new_tokens,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def counts(self) -> ngram.Counts:
+        """N-grams of the outputs that nothing is measured on."""
+        if not self.counted:
+            raise ValueError(
+                "n-grams count outputs of inputs that nothing is measured on: name them among the "
+                "drafts, so that some are kept for that."
+            )
+        outputs = [row.tokens for row in self.rows(self.job.plain, self.counted)]
+        return ngram.count(outputs, self.job.target.model.vocab_size, self.job.target.start_id)
