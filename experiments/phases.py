@@ -3,7 +3,7 @@
 The paper takes v = 1: scoring γ+1 positions costs as much as scoring one, which holds while reading
 the weights dominates. Here v is measured.
 
-The library times whole calls (`specjax.measure.stopwatch`), and its costs of a round are theirs.
+The library times whole calls (`specjax.measure.costing`), and its costs of a round are theirs.
 Here a round is taken apart, to see what it takes beside its draft steps and its verify pass.
 
 A call also takes a fixed time: dispatch, and first rounds on weights that the encoder has evicted
