@@ -120,41 +120,6 @@ def test_what_would_change_it():
     assert "c = 1.25: a draft step takes 1.25x as long as a target step" in why_not(slow)
 
 
-def test_the_winner_is_reported_by_other_inputs():
-    """One was lucky on the inputs that choose: its figures are of the others."""
-    lucky = candidate(name="lucky", speedup=1.2, choosing=2.0)
-    steady = candidate(name="steady", speedup=1.5, choosing=1.6)
-    said = recommend([lucky, steady])
-    assert (said.draft, said.words[:39]) == (
-        "lucky",
-        f"Use lucky with gamma={lucky.gamma}: outputs come 1.",
-    )
-    assert "1.20 times as fast end to end" in said.words
-    said = recommend([dataclasses.replace(lucky, speedup_end_to_end=0.99), steady])
-    assert said.draft == "steady"
-    assert recommend([candidate(speedup=1.5, choosing=1.01)]).draft is None
-
-
-def test_nothing_follows_from_timings_that_contradict_themselves():
-    fine = candidate(name="fine", alpha=0.9)
-    odd = dataclasses.replace(fine, name="odd", doubts=("c = 2.90: too slow",), choosing=9.0)
-    said = recommend([odd])
-    assert said.draft is None
-    assert said.words.startswith(
-        "No draft is recommended: the timings contradict themselves.\nodd: "
-    )
-    assert "nothing follows from them (c = 2.90: too slow)" in said.words
-    said = recommend([odd, fine])
-    assert said.draft == "fine"
-    assert "odd: its timings contradict themselves" in said.words
-    busy = recommend([fine, dataclasses.replace(fine, load=5.2)])
-    assert busy.draft is None
-    assert busy.settings.gamma == 0
-    first, guess = busy.words.split("\n")
-    assert first.startswith("No draft is recommended. The machine was busy: ")
-    assert guess.startswith(f"By these timings it would be: Use fine with gamma={fine.gamma}: ")
-
-
 def test_settings_say_what_was_timed():
     """They hold what the winner was timed with, and without one the first candidate."""
     known = {"batch_size": 1}
@@ -203,42 +168,86 @@ def test_gamma_by_the_rates_of_each_position(pair):
     assert along == {1: 2.0, 2: 3.0, 4: 5.0}
 
 
-def test_recommendation():
-    fast = candidate(alpha=0.9, name="big/fast", memory=300)
-    same = dataclasses.replace(
-        fast, name="big/same", memory=200, speedup_end_to_end=0.97 * fast.speedup_end_to_end
-    )
-    slow = candidate(alpha=0.3, c=0.5, name="slow")
-    broken = Candidate("broken", problem="No such directory: broken.")
-    said = recommend([slow, fast, broken])
-    assert (said.draft, said.settings.gamma) == ("big/fast", fast.gamma)
-    assert f"Use fast with gamma={fast.gamma}" in said.words
-    assert f"{fast.speedup_end_to_end:.2f} times as fast end to end" in said.words
-    assert "slow, 0." in said.words
-    assert "broken cannot draft: No such directory" in said.words
-    # Of equals the smaller.
-    said = recommend([slow, fast, same])
-    assert said.draft == "big/same"
-    assert "No slower within 5%, but larger: fast." in said.words
-    assert "more than timings vary" not in recommend([candidate()]).words
-    said = recommend([broken]).words
-    assert said.startswith("Use plain decoding: no draft can be used.\nbroken")
+SHAPE = "fixed(paths=((0,), (1,)), draw='without')"
+FAST = candidate(alpha=0.9, name="big/fast", memory=300)
+SLOW = candidate(alpha=0.3, c=0.5, name="slow")
+SAME = dataclasses.replace(
+    FAST, name="big/same", memory=200, speedup_end_to_end=0.97 * FAST.speedup_end_to_end
+)
+BROKEN = Candidate("broken", problem="No such directory: broken.")
+LUCKY = candidate(name="lucky", speedup=1.2, choosing=2.0)
+STEADY = candidate(name="steady", speedup=1.5, choosing=1.6)
+ODD = dataclasses.replace(FAST, name="odd", doubts=("c = 2.90: too slow",), choosing=9.0)
+CHAIN = candidate(alpha=0.8, total=1.5)
+TREE = dataclasses.replace(CHAIN, tree=SHAPE, gamma=1, nodes=2, speedup_end_to_end=1.8)
+NOISY = dataclasses.replace(candidate(speedup=1.2), speedup_low=0.97, speedup_high=1.4)
 
 
-def test_a_tree_that_is_faster_is_recommended():
-    shape = "fixed(paths=((0,), (1,)), draw='without')"
-    chain = candidate(alpha=0.8, total=1.5)
-    tree = dataclasses.replace(chain, tree=shape, gamma=1, nodes=2, speedup_end_to_end=1.8)
-    said = recommend([chain, tree])
-    assert (said.settings.gamma, said.settings.tree) == (1, shape)
-    assert "Use small with a tree of 2 nodes, 1 deep: " in said.words
-    assert f'tree="{shape}"' in said.words
-    # Of equals the chain, which is simpler.
-    said = recommend([chain, dataclasses.replace(tree, speedup_end_to_end=1.52)])
-    assert (said.settings.gamma, said.settings.tree) == (chain.gamma, "chain")
-    assert "No slower within 5%, but larger: small with a tree of 2 nodes, 1 deep." in said.words
-    none = Candidate("one", problem="it cannot", tree="none")
-    assert "one cannot branch: it cannot" in recommend([chain, none]).words
+def pair_of(first, second):
+    """Two drafts of which the second needs less memory."""
+    return [
+        candidate(name=name, memory=memory, speedup=total, total=total)
+        for name, memory, total in (("a", 300, first), ("b", 100, second))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "draft", "words"),
+    [
+        (
+            [SLOW, FAST, BROKEN], "big/fast",
+            [f"Use fast with gamma={FAST.gamma}", f"{FAST.speedup:.2f} times as fast end to end",
+             "slow, 0.", "broken cannot draft: No such directory"],
+        ),
+        # Of equals the smaller, or the chain, which is simpler.
+        ([SLOW, FAST, SAME], "big/same", ["No slower within 5%, but larger: fast."]),
+        ([CHAIN, TREE], "models/small", ["Use small with a tree of 2 nodes, 1 deep: ",
+                                         f'tree="{SHAPE}"']),
+        (
+            [CHAIN, dataclasses.replace(TREE, speedup_end_to_end=1.52)], "models/small",
+            ["No slower within 5%, but larger: small with a tree of 2 nodes, 1 deep."],
+        ),
+        ([CHAIN, Candidate("one", problem="it cannot", tree="none")], "models/small",
+         ["one cannot branch: it cannot"]),
+        ([BROKEN], None, ["Use plain decoding: no draft can be used.\nbroken"]),
+        # One was lucky on the inputs that choose: its figures are of the others.
+        ([LUCKY, STEADY], "lucky", ["Use lucky with", "1.20 times as fast end to end"]),
+        ([dataclasses.replace(LUCKY, speedup_end_to_end=0.99), STEADY], "steady", []),
+        ([candidate(speedup=1.5, choosing=1.01)], None, []),
+        # Nothing follows from timings that contradict themselves, or from a busy machine.
+        (
+            [ODD], None,
+            ["No draft is recommended: the timings contradict themselves.\nodd: ",
+             "nothing follows from them (c = 2.90: too slow)"],
+        ),
+        ([ODD, FAST], "big/fast", ["odd: its timings contradict themselves"]),
+        (
+            [FAST, dataclasses.replace(FAST, load=5.2)], None,
+            ["No draft is recommended. The machine was busy: ",
+             f"\nBy these timings it would be: Use fast with gamma={FAST.gamma}: "],
+        ),
+        # Plain decoding is a candidate: nothing is recommended that is not faster, however small.
+        (pair_of(1.03, 0.985), None,
+         ["a, 1.03 times as fast end to end: that is no more than timings vary"]),
+        (pair_of(1.07, 0.985), "a", ["1.07 times as fast end to end"]),
+        (pair_of(1.07, 1.03), "a", []),
+        (pair_of(1.08, 1.06), "b", ["1.06 times as fast end to end"]),
+        (pair_of(0.9, 1.3), "b", []),
+        # A median of 1.2 says little where a quarter of the repeats was slower.
+        ([NOISY], None,
+         ["1.20 times as fast end to end: that is no more than timings vary (quartiles"]),
+        ([dataclasses.replace(NOISY, speedup_low=1.1)], "models/small", []),
+    ],
+)  # fmt: skip
+def test_recommendation(candidates, draft, words):
+    """In any order of the candidates; γ and tree are the winner's."""
+    for order in (candidates, candidates[::-1]):
+        said = recommend(order)
+        assert said.draft == draft
+        assert [one for one in words if one not in said.words] == []
+        won = f"with a tree of {TREE.nodes}" in said.words.split(":")[0]
+        assert said.settings.tree in ([SHAPE] if won else [None, "chain"])
+        assert (said.settings.gamma == 0) == (draft is None)
 
 
 @pytest.mark.slow
@@ -254,49 +263,6 @@ def test_trees_are_tried_beside_chains(pair):
     assert min(tree.speedup, tree.predicted, tree.tau) > 0
     assert "drafts chains alone" in refused.problem
     assert f"{refused.name} cannot branch: " in chosen.words
-
-
-@pytest.mark.parametrize(
-    ("totals", "wanted"),
-    [
-        ((1.03, 0.985), None),  # neither is better than no draft
-        ((1.07, 0.985), "a"),
-        ((1.07, 1.03), "a"),  # of equals the smaller, but for those that plain decoding equals
-        ((1.08, 1.06), "b"),
-        ((0.9, 1.3), "b"),
-    ],
-)
-def test_plain_decoding_is_a_candidate(totals, wanted):
-    """Nothing is recommended that is not faster than it, however small."""
-    drafts = [
-        candidate(name=name, memory=memory, speedup=total, total=total)
-        for name, memory, total in zip("ab", (300, 100), totals, strict=True)
-    ]
-    for order in (drafts, drafts[::-1]):
-        said = recommend(order)
-        assert said.draft == wanted
-        if wanted is None:
-            assert said.settings.gamma == 0
-            first, *reasons = said.words.split("\n")
-            assert first.startswith("Use plain decoding: no draft here makes outputs come sooner")
-            assert len(reasons) == 2
-            assert (
-                "a, 1.03 times as fast end to end: that is no more than timings vary" in said.words
-            )
-        else:
-            assert f"Use {wanted} with gamma" in said.words
-            assert f"{totals['ab'.index(wanted)]:.2f} times as fast end to end" in said.words
-
-
-def test_a_speedup_within_its_noise_is_none():
-    """A median of 1.2 says little where a quarter of the repeats was slower."""
-    noisy = dataclasses.replace(candidate(speedup=1.2), speedup_low=0.97, speedup_high=1.4)
-    said = recommend([noisy])
-    assert said.draft is None
-    assert (
-        "1.20 times as fast end to end: that is no more than timings vary (quartiles" in said.words
-    )
-    assert recommend([dataclasses.replace(noisy, speedup_low=1.1)]).draft == noisy.name
 
 
 @pytest.mark.sweep
