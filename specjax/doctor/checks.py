@@ -298,15 +298,10 @@ def acceptance(case: Case) -> Finding:
     else:
         plain = list(case.decode(case.autoregressive(plan.sampling)))
         case.rows = list(case.decode(case.speculative(plan.sampling)))
-    found = metrics.alpha_of_outputs(
-        case.target,
-        case.draft,
-        plan.texts,
-        [row.tokens for row in plain],
-        sampling=plan.sampling,
-        batch_size=plan.batch_size,
-        max_source_len=plan.max_source_len,
-    )
+    loop = building.build(case.target, case.draft, gamma=1, sampling=plan.sampling)
+    outputs = [row.tokens for row in plain]
+    run = plan.batch_size, plan.max_source_len
+    found = metrics.alpha_of(loop, case.target, plan.texts, outputs, *run)
     case.alpha = found.value
     enough = np.sum([row.tested for row in case.rows], axis=0) >= TESTED
     rates = np.where(enough, results.acceptance_by_position(case.rows), np.nan)

@@ -33,7 +33,6 @@ from specjax.trees.shapes import text_of
 from specjax.tuning import best_tree
 from specjax.tuning.inputs import MIN_INPUTS, Inputs
 from specjax.tuning.job import Job
-from specjax.tuning.pace import reduced
 from specjax.tuning.ranks import acceptance_by_rank
 from specjax.tuning.recommendation import (
     Candidate,
@@ -245,13 +244,9 @@ class Candidates:
     def _costs(self, longest: Speculative, lengths: Sequence[int]) -> Costs:
         """Time whole calls with drafts of these lengths on a few inputs."""
         pace, share = self.job.pace, MAX_SHARE_OF_COSTS / self._left
-        calls = 2 * TIMED_TEXTS * (len(lengths) + 2)  # two of each length and of plain decoding
-        counts = reduced(
-            {"inputs": TIMED_TEXTS, "tokens": min(self.job.max_new_tokens, TIMED_TOKENS)},
-            {"inputs": 1, "tokens": MIN_TOKENS // 2},
-            lambda inputs, tokens: calls * inputs / TIMED_TEXTS * tokens * pace.token,
-            pace.left(share),
-        )
+        calls = 2 * (len(lengths) + 2)  # of an input: two of each length and of plain decoding
+        tokens = min(self.job.max_new_tokens, TIMED_TOKENS), MIN_TOKENS // 2
+        counts = pace.afford(calls, share, inputs=(TIMED_TEXTS, 1), tokens=tokens)
         until, watch = pace.until(share), self.inputs.watch
         watch = dataclasses.replace(watch, repeats=COST_REPEATS, until=until)
         timed = timing.spread(self.inputs.timed, counts["inputs"])
@@ -366,17 +361,11 @@ class Candidates:
           the timings, and the most tokens of an output.
         """
         job, share, all_timed = self.job, 1 / self._left, self.inputs.timed
-        time_of_both = job.pace.token * (1 + 1 / predicted)
-        counts = reduced(
-            {
-                "inputs": len(all_timed),
-                "tokens": job.max_new_tokens,
-                "repeats": self.repeats,
-            },
-            {"inputs": MIN_INPUTS, "tokens": MIN_TOKENS, "repeats": 2},
-            lambda inputs, tokens, repeats: (1 + inputs * repeats) * tokens * time_of_both,
-            job.pace.left(share),
-        )
+        counts = job.pace.afford(
+            1 + 1 / predicted, share,
+            inputs=(len(all_timed), MIN_INPUTS), tokens=(job.max_new_tokens, MIN_TOKENS),
+            repeats=(self.repeats, 2),
+        )  # fmt: skip
         timed = timing.spread(all_timed, counts["inputs"])
         tokens = counts["tokens"]
         if (len(timed), tokens) != (len(all_timed), job.max_new_tokens):

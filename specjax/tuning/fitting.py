@@ -18,7 +18,6 @@ from specjax.policies.constant import Undecided
 from specjax.speculative import Speculative
 from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning.job import Job
-from specjax.tuning.pace import reduced
 
 ALPHA_TEXTS = 32  # texts from which α is estimated, at most
 # Where time is short: the longest draft, whose loop compiles sooner; tokens of a timed call; and
@@ -78,13 +77,8 @@ def _in_time(
     if job.pace.is_short():
         gamma = min(method.gamma_max, SHORT_GAMMA)
         method = dataclasses.replace(method, gamma_max=gamma)
-    counts = reduced(
-        {"tokens": longest},
-        {"tokens": MIN_TOKENS},
-        lambda tokens: calls * tokens * job.pace.token,
-        job.pace.left(MAX_SHARE_OF_TIMINGS),
-    )
-    return method, counts["tokens"]
+    most = longest, MIN_TOKENS
+    return method, job.pace.afford(calls, MAX_SHARE_OF_TIMINGS, tokens=most)["tokens"]
 
 
 def with_costs(

@@ -14,7 +14,6 @@ from specjax.measure.timing import PLAIN
 from specjax.results import Row
 from specjax.speculative import Speculative
 from specjax.tuning.job import Job
-from specjax.tuning.pace import reduced
 from specjax.types import Text
 
 LOOPS = 4  # that a candidate compiles, in programs of the size of plain decoding's
@@ -89,12 +88,8 @@ class Inputs:
         calls = 2 * len(self.timed) * self.repeats * job.max_new_tokens  # for costs as much again
         tokens = len(texts) * job.max_new_tokens + 2 * calls * self.candidates
         job.pace.first_pass(self.watch, job.plain, self.timed, LOOPS * self.candidates, tokens)
-        count = reduced(
-            {"inputs": len(texts)},
-            {"inputs": MIN_INPUTS},
-            lambda inputs: inputs * job.max_new_tokens * job.pace.token,
-            job.pace.left(MAX_SHARE_OF_OUTPUTS),
-        )["inputs"]
+        most = len(texts), MIN_INPUTS
+        count = job.pace.afford(job.max_new_tokens, MAX_SHARE_OF_OUTPUTS, inputs=most)["inputs"]
         self.measured = list(timing.spread(texts, count))
         job.say(f"decoding {count} inputs for α")
         if self.batch > 1:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 
@@ -47,6 +47,17 @@ class Pace:
         """The time of `time.monotonic` at which a share of the seconds will have passed."""
         return time.monotonic() + self.left(share)
 
+    def afford(
+        self, tokens: float, share: float = 1.0, **counts: tuple[int, int]
+    ) -> dict[str, int]:
+        """Lower counts until what they measure fits into a share of the time, see `reduced`.
+
+        Args:
+          tokens: of plain decoding, whose time one of all counts takes.
+        """
+        each = tokens * self.token
+        return reduced(counts, self.left(share) / each if each else math.inf)
+
     def is_short(self, share: float = 1.0) -> bool:
         """Whether a share of the time is too short for a draft's thorough measurement."""
         thorough = THOROUGH_SPECULATIVE * self.loop or THOROUGH_LOOPS * self.compiling
@@ -88,24 +99,21 @@ class Pace:
         )
 
 
-def reduced(
-    counts: Mapping[str, int],
-    least: Mapping[str, int],
-    cost: Callable[..., float],
-    seconds: float,
-) -> dict[str, int]:
-    """Lower counts until their cost is at most `seconds`, or each has its least value.
+def reduced(counts: Mapping[str, tuple[int, int]], seconds: float) -> dict[str, int]:
+    """Lower counts until their product is at most `seconds`, or each has its least value.
 
     The count that is the largest multiple of its least value is halved first.
 
     Args:
-      cost: takes the counts by name, and returns seconds.
+      counts: values by name, each with the least.
     """
-    found = dict(counts)
-    while cost(**found) > seconds:
-        above = {name: n / least[name] for name, n in found.items() if n > least[name]}
+    found = {name: count for name, (count, _) in counts.items()}
+    while math.prod(found.values()) > seconds:
+        above = {
+            name: n / least for name, (_, least) in counts.items() if (n := found[name]) > least
+        }
         if not above:
             break
         name = max(above, key=above.__getitem__)
-        found[name] = max(least[name], found[name] // 2)
+        found[name] = max(counts[name][1], found[name] // 2)
     return found

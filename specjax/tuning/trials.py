@@ -25,7 +25,6 @@ from specjax.passes import widths
 from specjax.policies import Costs
 from specjax.policies.estimating import Estimating
 from specjax.tuning.job import Job
-from specjax.tuning.pace import reduced
 from specjax.tuning.recommendation import EQUAL_WITHIN
 
 # Texts that a trial decodes in each way, or a batch of them; and a run's texts for each of these.
@@ -65,10 +64,7 @@ def fastest(job: Job, method: Method, draft: str = "draft") -> Fastest:
       draft: its name, for errors.
     """
     tokens, rows = REPEATS * MAX_LOOPS * job.max_new_tokens, job.rows  # of one text, in all loops
-    affordable = reduced(
-        {"texts": len(job.texts)}, {"texts": 2},
-        lambda texts: texts * tokens * job.pace.token, job.pace.left(),
-    )["texts"]  # fmt: skip
+    affordable = job.pace.afford(tokens, texts=(len(job.texts), 2))["texts"]
     given = timing.spread(job.full, affordable)
     count = min(max(MAX_TRIAL_TEXTS, rows), len(given) // TEXTS_PER_TRIAL_TEXT) // rows * rows
     some: list[list[int]] = []

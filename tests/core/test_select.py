@@ -18,6 +18,7 @@ import command_line
 import specjax
 from pairs import TEXTS
 from specjax import checkpoints, drafters, formulas, loop, trees
+from specjax.decoding import building
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import doubts, metrics
 from specjax.models.language_model import LanguageModel
@@ -421,8 +422,11 @@ def test_counts_are_of_inputs_that_are_not_measured(pair):
     )
     outputs = generate(TEXTS[4:]).tokens
     both = [
-        metrics.alpha_of_outputs(
-            pair.target, bigram, TEXTS[4:], outputs, sampling=specjax.sampling.Sampling(t)
+        metrics.alpha_of(
+            building.build(pair.target, bigram, gamma=1, sampling=specjax.Sampling(t)),
+            pair.target,
+            TEXTS[4:],
+            outputs,
         ).value
         for t in (1.0, 0.0)
     ]
