@@ -161,7 +161,7 @@ class Stopwatch:
     def _programs(
         self, methods: Mapping[str, Method], texts: Texts, share: bool
     ) -> dict[str, Hashable]:
-        """What tells programs apart: structure, arrays, shapes, and how often JAX dropped them."""
+        """What programs differ in: structure, arrays, shapes, and how often JAX dropped them."""
         width = self.width or common_width(texts)
         shape = share, self.max_new_tokens, width, min(self.batch_size, len(texts))
 

@@ -109,11 +109,9 @@ def reduced(counts: Mapping[str, tuple[int, int]], seconds: float) -> dict[str, 
     """
     found = {name: count for name, (count, _) in counts.items()}
     while math.prod(found.values()) > seconds:
-        above = {
-            name: n / least for name, (_, least) in counts.items() if (n := found[name]) > least
-        }
+        above = [name for name, (_, least) in counts.items() if found[name] > least]
         if not above:
             break
-        name = max(above, key=above.__getitem__)
+        name = max(above, key=lambda name: found[name] / counts[name][1])
         found[name] = max(counts[name][1], found[name] // 2)
     return found
