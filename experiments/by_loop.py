@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from specjax.measure.stopwatch import POLICIES, static, static_loops
+from specjax.measure.costing import POLICIES, static, static_loops
 from specjax.policies import Costs
 
 

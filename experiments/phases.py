@@ -1,6 +1,6 @@
 """Times of a round's phases, one by one: a draft step, a target step, verify passes, rounds.
 
-The library times whole calls (`specjax.measure.stopwatch`). Here a round is taken apart, to see
+The library times whole calls (`specjax.measure.costing`). Here a round is taken apart, to see
 what it takes beside its draft steps and its verify pass; v, which is 1 in the paper, is measured.
 Separate calls measure the fixed time of one (`Costs.overhead`): dispatch, and first rounds on
 weights that the encoder has evicted from the caches.

@@ -50,7 +50,7 @@ from .settings import (
     Settings as Settings,
 )
 from .support.compilation_cache import enable_compilation_cache as enable_compilation_cache
-from .tuning.selection import select as select
+from .tuning.tune import select as select
 from .tuning.tune import tune as tune
 from .types import Model as Model
 

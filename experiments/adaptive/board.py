@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.reproduce.pages import Section, number
 from specjax.measure import provenance, report
-from specjax.measure.stopwatch import POLICIES
+from specjax.measure.costing import POLICIES
 from specjax.policies import Costs
 from specjax.support.named import short
 from specjax.tuning.fitting import goodness

@@ -22,9 +22,10 @@ from specjax.autoregressive import Autoregressive
 from specjax.drafters.abilities import learn
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import doubts, fit, stopwatch, timing
+from specjax.measure import costing, doubts, fit
+from specjax.measure.costing import static
 from specjax.measure.counting import Undecided
-from specjax.measure.stopwatch import static
+from specjax.measure.stopwatch import Stopwatch
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, Policy, constant
@@ -38,7 +39,8 @@ from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line
 from specjax.support.ranges import whole
-from specjax.tuning import fitting, trials
+from specjax.tuning import trials
+from specjax.tuning.job import apart
 
 ORACLE = "oracle"  # in replay only
 
@@ -130,7 +132,7 @@ def cost(
         name: dataclasses.replace(shared, policy=policy)
         for name, policy in (deciding or {}).items()
     }
-    loops = {stopwatch.POLICIES: shared, **static_loops(*of), **own}
+    loops = {costing.POLICIES: shared, **static_loops(*of), **own}
     return speedups.cost(
         *of,
         loops,
@@ -138,7 +140,7 @@ def cost(
         inputs=config.cost_inputs,
         turn=config.turn,
         alpha_inputs=config.alpha_inputs,
-        passes_of=dict.fromkeys(own, stopwatch.POLICIES),
+        passes_of=dict.fromkeys(own, costing.POLICIES),
         refusals=True,
     )
 
@@ -150,7 +152,7 @@ def tried_costs(on: Study, cell: dict[str, Any]) -> tuple[dict[str, Costs], str]
     of = f"{cell['draft']} at T={cell['temperature']:g}"
     for _ in range(config.cost_tries):
         found = cost(on, cell, deciding)
-        if not (wrong := doubts.poor_fit(of, found[stopwatch.POLICIES], config.cost_error)):
+        if not (wrong := doubts.poor_fit(of, found[costing.POLICIES], config.cost_error)):
             break
         command_line.say(f"{wrong} {doubts.busy([doubts.load_average()])}".rstrip())
     return found, wrong
@@ -183,20 +185,16 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     if temperature:
         drawn = rehearse.script(recorded, key)
         methods = {name: Rehearsed(method, drawn) for name, method in methods.items()}
-    everything = timing.side_by_side(
-        methods,
-        on.target,
-        texts,
-        max_new_tokens=config.max_new_tokens,
-        key=key,
-        repeats=config.repeats,
-        names=(config.target, draft),
-        turn=config.turn,
-        note=lambda state: int(state.drafter[1]) if state.drafter else 0,
+    watch = Stopwatch(
+        on.target, config.max_new_tokens, key, repeats=config.repeats,
+        names=(config.target, draft), turn=config.turn,
+    )  # fmt: skip
+    everything = watch.race(
+        methods, texts, note=lambda state: int(state.drafter[1]) if state.drafter else 0
     )
     after, _ = tried_costs(on, cell)
     known = {loop: mean(of, after[loop]) for loop, of in before.items()}
-    table, own = known[stopwatch.POLICIES], costs_of(decide, made, known)
+    table, own = known[costing.POLICIES], costs_of(decide, made, known)
     best, early, timed = choose(everything, [static(gamma) for gamma in config.static])
     alpha = on.alpha(draft, temperature, on.outputs(temperature)).value
     draws = 1 if temperature == 0 else config.draws
@@ -231,10 +229,10 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             # them before the race, and as they were behind it.
             "costs": costs_row(before, name),
             "costs_after": costs_row(after, name),
-            "cost_error": float(before[stopwatch.POLICIES].error),
+            "cost_error": float(before[costing.POLICIES].error),
             "cost_drift": drift(before, after, name),
             "gamma_max": config.gamma_max,
-            "widths": list(fit.pruned(config.widths, before[stopwatch.POLICIES])),
+            "widths": list(fit.pruned(config.widths, before[costing.POLICIES])),
             "plain": isinstance(racing.get(name), Autoregressive),  # by costs or by trial
             # Or drafts of so many tokens in every round.
             "fixed": 0
@@ -259,13 +257,13 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
 
 def costs_row(found: Mapping[str, Costs], name: str) -> dict[str, dict[str, Any]]:
     """Costs of the loop that policies share, and of the method's own."""
-    return {loop: of.as_row() for loop, of in found.items() if loop in (stopwatch.POLICIES, name)}
+    return {loop: of.as_row() for loop, of in found.items() if loop in (costing.POLICIES, name)}
 
 
 def drift(before: Mapping[str, Costs], after: Mapping[str, Costs], name: str) -> float:
     """By how much a round with the method's longest draft became dearer over the race, in tokens of
     plain decoding, as a share."""
-    was, now = (found.get(name, found[stopwatch.POLICIES]) for found in (before, after))
+    was, now = (found.get(name, found[costing.POLICIES]) for found in (before, after))
     full = [float(of.round_times(of.gamma_max)[-1] / of.token) for of in (was, now)]
     return full[1] / full[0] - 1
 
@@ -282,12 +280,10 @@ def prefer(
     config, decide = on.config, dict[str, Any](made)
     racing: dict[str, Method] = {}
     others = speedups.ids(on, config.alpha_inputs)[config.timed_inputs :]
-    texts = others[-trials.MAX_TRIAL_TEXTS :]
+    texts, key = others[-trials.MAX_TRIAL_TEXTS :], apart(jax.random.key(config.seed))
+    watch = Stopwatch(on.target, config.max_new_tokens, key, repeats=trials.REPEATS)
     for name, loop in made.items():
-        found = racing[name] = trials.faster(
-            loop, on.target, texts, max_new_tokens=config.max_new_tokens,
-            key=fitting.apart(jax.random.key(config.seed)), cost=by_loop.alone(known),
-        )  # fmt: skip
+        found = racing[name] = trials.faster(watch, loop, texts, by_loop.alone(known)).method
         if found.drafter is None:
             decide[name] = dataclasses.replace(loop, policy=Constant(jnp.int32(0)))
         elif found is not loop:
@@ -308,7 +304,7 @@ def costs_of(
     """By name, with those of the static loops and of plain decoding that decode in the place of
     policies."""
     others = {
-        name: (known.get(name) or known[stopwatch.POLICIES]).of_plain()
+        name: (known.get(name) or known[costing.POLICIES]).of_plain()
         if drafts_nothing(loop)
         else by_loop.static_costs(known, loop.gamma_max)
         for name, loop in decide.items()
@@ -342,7 +338,7 @@ def losses(
 ) -> dict[str, dict[str, Any]]:
     """In replay, for each method: `regret`, what was lost to the fastest way by the time there are
     `regret_at` tokens, in tokens of plain decoding, a mean over outputs."""
-    table = known[stopwatch.POLICIES]
+    table = known[costing.POLICIES]
     decoded: dict[str, tuple[Policy, Costs]] = {
         static(gamma): (constant(gamma), known[static(gamma)]) for gamma in on.config.static
     }
@@ -448,7 +444,7 @@ def build(
     on: Study, draft: str, temperature: float, known: Mapping[str, Costs]
 ) -> dict[str, Speculative]:
     """The loops of the policies, by name."""
-    config, table = on.config, known[stopwatch.POLICIES]
+    config, table = on.config, known[costing.POLICIES]
     widths = fit.pruned(config.widths, table)
     made = {name: policy(on, draft, name, known.get(name, table)) for name in policies(on, draft)}
     return {

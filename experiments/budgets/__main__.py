@@ -29,7 +29,8 @@ from experiments.reproduce.study import Study, identity, open_results
 from specjax import policies
 from specjax.decoding import building
 from specjax.decoding.texts import tokenize
-from specjax.measure import batches, provenance, report, timing
+from specjax.measure import batches, provenance, report
+from specjax.measure.stopwatch import Stopwatch
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs, Policy
 from specjax.replay.batches import Oracle, serve
@@ -247,10 +248,8 @@ def by_clock(
         EARLY: how(draft, gamma=config.gamma_max, policy=ways[EARLY], passes=times.positions),
     }
     key = jax.random.key(config.seed)
-    found = timing.side_by_side(
-        methods, on.target, texts, max_new_tokens=config.max_new_tokens, key=key,
-        repeats=config.repeats, batch_size=batch,
-    )  # fmt: skip
+    watch = Stopwatch(on.target, config.max_new_tokens, key, batch, config.repeats)
+    found = watch.race(methods, texts)
     rates = {name: 1 / found.per_token(name) for name in methods}
     index = jnp.arange(count, dtype=jnp.int32)
     keys = row_keys(key, index, 0 * index)

@@ -36,6 +36,7 @@ from experiments.tasks.config import load_examples, not_held_out
 from experiments.tasks.examples import Example
 from experiments.train import batches, evaluation, steps
 from specjax import checkpoints
+from specjax.decoding import building
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.generation import generate
@@ -123,14 +124,10 @@ def measure(config) -> dict[str, Any]:
                 kinds = by_kind(loaded, examples[:INPUTS], result.texts)
             bar.update()
             for name, drafter in drafters.items():
-                alphas[name][f"T={temperature:g}"] = metrics.alpha_of_outputs(
-                    target,
-                    drafter,
-                    texts,
-                    result.tokens,
-                    sampling=Sampling(temperature),
-                    batch_size=32,
-                ).value
+                alphas[name][f"T={temperature:g}"] = metrics.alpha_of(
+                    building.build(target, drafter, gamma=1, sampling=Sampling(temperature)),
+                    target, texts, result.tokens, 32,
+                ).value  # fmt: skip
                 bar.update()
         models = {"target": target} | {
             name: draft

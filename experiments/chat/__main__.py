@@ -48,7 +48,8 @@ from specjax.decoding import building
 from specjax.drafters.abilities import is_free
 from specjax.drafters.switch import switch
 from specjax.loop import Method
-from specjax.measure import doubts, provenance, report, stopwatch
+from specjax.measure import costing, doubts, provenance, report
+from specjax.measure.stopwatch import Stopwatch
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
 from specjax.policies.loading import parse_with_costs, takes
@@ -168,10 +169,9 @@ class Bench:
         )
         middle = sorted(self.asked, key=lambda one: len(one.ids))[len(self.asked) // 2]
         width = groups.width_of(len(middle.ids), self.widths)
-        return stopwatch.costs_of(
-            method, self.target, [middle.ids], sorted({1, *gammas}), max_new_tokens=tokens,
-            key=jax.random.key(self.config.seed), batch_size=batch, width=width,
-        )  # fmt: skip
+        key = jax.random.key(self.config.seed)
+        watch = Stopwatch(self.target, tokens, key, batch, width=width)
+        return costing.costs_of(watch, method, [middle.ids], sorted({1, *gammas}))
 
     def ways(self, temperature: float, costs: Mapping[str, Costs]) -> dict[str, Way]:
         """All methods by name: plain decoding, and of each draft every γ and policy."""

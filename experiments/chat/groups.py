@@ -4,6 +4,7 @@ Every method gets the same prompts. Those of later turns hold plain decoding's a
 methods are compared on the same inputs.
 """
 
+import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,10 +19,10 @@ from specjax.checkpoints.tokenizers import prompt_of
 from specjax.decoding.texts import tokenize
 from specjax.loop import Method
 from specjax.measure import timing
+from specjax.measure.stopwatch import Stopwatch
 from specjax.measure.timing import PLAIN
 from specjax.models.checkpoint import Checkpoint
 from specjax.results import Row
-from specjax.support import memory_maps
 
 SMALLEST_WIDTH = 128  # tokens of a prompt; each width compiles all methods once
 NO_LIMIT = 2**30  # prompts are never cut
@@ -179,10 +180,8 @@ class Decoder:
           limit: tokens of a prompt at most.
         """
         self.methods, self.target, self.known = methods, target, known
-        self.max_new_tokens, self.limit, self.key = max_new_tokens, limit, key
-        self.repeats, self.say = repeats, say
-        self.compiled: set[tuple[int, int]] = set()  # widths, and clearings of programs before
-        self.order = random.Random(0)
+        self.limit, self.key, self.say = limit, key, say
+        self.watch = Stopwatch(target, max_new_tokens, key, repeats=repeats, order=random.Random(0))
 
     def decode(self, group: Group) -> dict[str, list[dict[str, Any]]]:
         """Decode a group's batches; a list of them for each method, as `tables` reads it."""
@@ -210,7 +209,7 @@ class Decoder:
             ids = encode(self.target, chats)
             if max(map(len, ids)) > self.limit:
                 break
-            found = self._side_by_side(ids, jax.random.fold_in(key, turn))
+            found = self._race(ids, jax.random.fold_in(key, turn))
             plain = found.outputs(PLAIN)
             for name in self.methods:
                 outputs = found.outputs(name)
@@ -229,26 +228,13 @@ class Decoder:
                 chat.append({"role": "assistant", "content": row.text})
         return made
 
-    def _side_by_side(self, ids: Sequence[Sequence[int]], key: Key[Array, ""]) -> timing.Comparison:
+    def _race(self, ids: Sequence[Sequence[int]], key: Key[Array, ""]) -> timing.Comparison:
         width = width_of(max(map(len, ids)), self.known)
-        shape = width, memory_maps.clearings()
-        found = timing.side_by_side(
-            self.methods,
-            self.target,
-            ids,
-            max_new_tokens=self.max_new_tokens,
-            key=key,
-            repeats=self.repeats,
-            batch_size=len(ids),
-            width=width,
-            compiled=shape in self.compiled,
-            share=True,
-            order=self.order,
+        watch = dataclasses.replace(
+            self.watch, key=key, batch_size=len(ids), width=width,
             say=lambda what: self.say(f"{what.partition(' ')[0]}, prompts of {width}"),
-        )
-        # Compiling may itself have dropped the programs of other widths.
-        self.compiled.add((width, memory_maps.clearings()))
-        return found
+        )  # fmt: skip
+        return watch.race(self.methods, ids, share=True)
 
 
 def counts(row: Row, plain: Row, *, text: bool) -> dict[str, Any]:

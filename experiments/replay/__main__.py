@@ -41,7 +41,7 @@ from experiments import by_loop, command
 from experiments.adaptive.policies import path
 from experiments.replay.evaluation import evaluate
 from experiments.reproduce.pages import Section
-from specjax.measure import doubts, formats, provenance, report, stopwatch
+from specjax.measure import costing, doubts, formats, provenance, report
 from specjax.policies import Costs
 from specjax.policies.loading import parse_with_costs
 from specjax.replay import counts, rollouts
@@ -67,7 +67,7 @@ def main(_) -> None:
     known = {name: Costs(**table) for name, table in row["costs"].items()}
     if args.c is not None:
         known = given(args, found.gamma_max)
-    table = known[stopwatch.POLICIES]
+    table = known[costing.POLICIES]
     if wrong := doubts.poor_fit("this trace", table):
         remark = (
             f"{remark} {wrong} Speedups by them are noise: record it again, or give --c.".strip()

@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Key
 
 from experiments import by_loop
-from specjax.measure import stopwatch
+from specjax.measure import costing
 from specjax.policies import Costs, Policy, constant
 from specjax.replay import replay
 from specjax.replay.replay import Score
@@ -35,13 +35,13 @@ def evaluate(
         of the loop that they share.
       carry: and one for each policy that carries over what it learned, CARRIED behind its name.
     """
-    table, gammas = known[stopwatch.POLICIES], by_loop.gammas(known)
+    table, gammas = known[costing.POLICIES], by_loop.gammas(known)
     own = [by_loop.static_costs(known, gamma) for gamma in gammas]
     decoded = {
         name: replay.as_decoded(policy, found, known.get(name, table))
         for name, policy in chosen.items()
     }
-    everyone: dict[str, Policy] = {stopwatch.static(gamma): constant(gamma) for gamma in gammas}
+    everyone: dict[str, Policy] = {costing.static(gamma): constant(gamma) for gamma in gammas}
     everyone |= {name: policy for name, (policy, _) in decoded.items()}
     replayed = replay.replay(list(everyone.values()), found, key, draws=draws)
     if carrying := {name: policy for name, policy in chosen.items() if carry and policy.carries}:

@@ -1,5 +1,6 @@
 """Tables 2 and 4: what speculation brings at batch 1, measured beside what was predicted."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,16 +15,17 @@ from specjax.autoregressive import Autoregressive
 from specjax.decoding import building
 from specjax.decoding.texts import tokenize
 from specjax.drafters import parameters
-from specjax.measure import doubts, metrics, provenance, report, stopwatch, timing
+from specjax.measure import costing, doubts, metrics, provenance, report
+from specjax.measure.costing import TIMED_TEXTS
 from specjax.measure.speedup import compare
-from specjax.measure.stopwatch import TIMED_TEXTS
+from specjax.measure.stopwatch import Stopwatch
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.policies import Costs
 from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line, processes
 from specjax.support.named import short
-from specjax.tuning import fitting
+from specjax.tuning.job import apart
 
 
 def keys(config) -> list[dict[str, Any]]:
@@ -41,21 +43,15 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     texts = timed_texts(on)
     longest = method(on, draft, temperature, max(config.gammas))
     lengths = sorted(config.gammas)
-    run: dict[str, Any] = {
-        "max_new_tokens": config.max_new_tokens,
-        "key": jax.random.key(config.seed),
-        "repeats": config.repeats,
-        "names": (config.target, draft),
-        "say": command_line.say,
-    }
+    watch = dataclasses.replace(stopwatch_of(on, draft), say=command_line.say)
     some = [lengths[0], lengths[len(lengths) // 2], lengths[-1]]
-    costs = stopwatch.costs_of(longest, on.target, texts[:TIMED_TEXTS], some, **run)
+    costs = costing.costs_of(watch, longest, texts[:TIMED_TEXTS], some)
     tokens = {gamma: formulas.expected_tokens(alpha, gamma) for gamma in config.gammas}
     if config.gamma_by_position:
         tokens = tokens_by_position(on, draft, temperature)
     best_gamma = max(tokens, key=lambda g: tokens[g] / (g * costs.c + costs.v(g)))
     gamma = processes.firsts(best_gamma)  # each process has timings of its own
-    found = compare(method(on, draft, temperature, gamma), on.target, texts, **run)
+    found = compare(watch, method(on, draft, temperature, gamma), texts)
     whole = sum(leaf.size for leaf in jax.tree.leaves(on.target.model))
     return {
         "gamma": gamma,
@@ -131,27 +127,21 @@ def cost(
     """Costs of plain decoding and of the loops, at batch 1, on the inputs that are timed.
 
     Args:
-      loops: `stopwatch.POLICIES`, and those of static γ by `stopwatch.static`.
+      loops: `costing.POLICIES`, and those of static γ by `costing.static`.
       inputs: the first so many of them; None: all.
       turn: calls of a turn, as in `timing.in_turns`.
       alpha_inputs: over which α is measured; those beyond the first `inputs` are not timed.
-      passes_of, refusals: as in `stopwatch.measure`.
+      passes_of, refusals: as in `costing.measure`.
     """
     timed = timed_texts(on)[:inputs]
-    return stopwatch.measure(
-        loops,
-        on.target,
-        timed,
-        untimed=ids(on, alpha_inputs)[len(timed) :],
-        passes_of=passes_of,
-        refusals=refusals,
-        plain=plain_method(on, temperature),
-        max_new_tokens=on.config.max_new_tokens,
-        key=fitting.apart(jax.random.key(on.config.seed)),
-        repeats=repeats,
+    watch = dataclasses.replace(
+        stopwatch_of(on, draft), key=apart(jax.random.key(on.config.seed)), repeats=repeats,
         turn=turn,
-        names=(on.config.target, draft),
-    )
+    )  # fmt: skip
+    return costing.measure(
+        watch, loops, timed, plain=plain_method(on, temperature), passes_of=passes_of,
+        untimed=ids(on, alpha_inputs)[len(timed) :], refusals=refusals,
+    )  # fmt: skip
 
 
 def method(on: Study, draft: str, temperature: float, gamma: int) -> Speculative:
@@ -178,8 +168,16 @@ def plain_method(on: Study, temperature: float) -> Autoregressive:
 
 def start(on: Study, by, texts: Sequence[Sequence[int]], index: int = 0):
     """Contexts and state before the first round, at batch 1, in the shapes of the timed loops."""
-    key = jax.random.key(on.config.seed)
-    return timing.start(by, on.target, texts, [index], on.config.max_new_tokens, key)
+    return stopwatch_of(on).begin(by, texts, [index])
+
+
+def stopwatch_of(on: Study, draft: str = "") -> Stopwatch:
+    """The stopwatch of a study, at batch 1."""
+    config = on.config
+    return Stopwatch(
+        on.target, config.max_new_tokens, jax.random.key(config.seed), repeats=config.repeats,
+        names=(config.target, draft),
+    )  # fmt: skip
 
 
 def line_of(row: Mapping[str, Any]) -> str:

@@ -218,16 +218,10 @@ class Study:
         rule: AcceptanceRule | None = None,
     ) -> metrics.Alpha:
         """E[Σ min(target, draft)], or the chance that the rule accepts, over these outputs."""
-        return metrics.alpha_of_outputs(
-            self.target,
-            self.draft(draft),
-            self.texts(len(outputs)),
-            outputs,
-            sampling=self.sampling(temperature),
-            batch_size=self.config.batch_size,
-            max_source_len=self.config.max_source_len or None,
-            rule=rule,
-        )
+        how: dict[str, Any] = {"sampling": self.sampling(temperature), "rule": rule}
+        loop = building.build(self.target, self.draft(draft), gamma=1, **how)
+        texts, longest = self.texts(len(outputs)), self.config.max_source_len or None
+        return metrics.alpha_of(loop, self.target, texts, outputs, self.config.batch_size, longest)
 
 
 def counts_in(path: pathlib.Path, config, target: checkpoints.Checkpoint) -> ngram.Counts:

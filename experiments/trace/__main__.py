@@ -20,7 +20,7 @@ from absl import flags
 from experiments import command
 from experiments.reproduce import speedups, study
 from experiments.reproduce.study import Study
-from specjax.measure import report, stopwatch
+from specjax.measure import costing, report
 from specjax.measure.counting import Undecided
 from specjax.replay import rollouts
 from specjax.support import command_line
@@ -103,11 +103,11 @@ def costs_of(on: Study, draft: str, temperature: float) -> dict[str, Any]:
     gammas = sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})
     shared = speedups.method(*cell, gamma_max)
     loops = {
-        stopwatch.POLICIES: dataclasses.replace(shared, policy=Undecided(), passes=widths),
-        **{stopwatch.static(gamma): speedups.method(*cell, gamma) for gamma in gammas},
+        costing.POLICIES: dataclasses.replace(shared, policy=Undecided(), passes=widths),
+        **{costing.static(gamma): speedups.method(*cell, gamma) for gamma in gammas},
     }
     found = speedups.cost(*cell, loops, on.config.repeats, refusals=True)
-    table = found[stopwatch.POLICIES]
+    table = found[costing.POLICIES]
     return {
         "c": table.c,
         "round": float(table.round_times(gamma_max)[-1] / table.token),

@@ -4,9 +4,6 @@ import dataclasses
 import os
 import sys
 import warnings
-from typing import Any
-
-import jax
 
 from specjax import checkpoints, drafters, policies, rules, trees
 from specjax.checkpoints.compatibility import check_pair
@@ -18,12 +15,14 @@ from specjax.decoding.texts import tokenize
 from specjax.drafters.base import Drafter
 from specjax.drafters.loading import NAMES as DRAFTERS
 from specjax.loop import Method
+from specjax.measure.timing import Say, silent
 from specjax.models import meshes, sharding
 from specjax.models.memory import check_fits
 from specjax.settings import MAX_GAMMA, Settings
 from specjax.support import command_line, named
 from specjax.support.ranges import whole
 from specjax.tuning import fitting, trials
+from specjax.tuning.job import Job
 
 METHODS = ("speculative", "autoregressive")
 
@@ -120,10 +119,10 @@ def method_of(
 
 def with_costs(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
     """Measure and print costs, and build the loop with its policy and these costs."""
-    run = measuring(config, texts)
-    found = fitting.costs_for(config.policy, method, target, texts, **run)
+    run = job(config, target, texts)
+    found = fitting.costs_for(run, config.policy, method, config.draft)
     print(f"{config.policy}: measured {fitting.words(found)}", file=sys.stderr)
-    return fitting.with_costs(method, config.policy, found, run["batch_size"])
+    return fitting.with_costs(method, config.policy, found, run.rows)
 
 
 def chosen(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
@@ -131,7 +130,7 @@ def chosen(method, target: checkpoints.Checkpoint, texts: list[str], config) -> 
 
     Arguments: `with_costs`.
     """
-    found = trials.fastest(method, target, texts, **measuring(config, texts))
+    found = trials.fastest(job(config, target, texts), method, config.draft).method
     if not found.gamma_max:
         why = "no draft is worth its time, so none is made"
     else:
@@ -142,15 +141,22 @@ def chosen(method, target: checkpoints.Checkpoint, texts: list[str], config) -> 
     return found
 
 
-def measuring(config, texts: list[str]) -> dict[str, Any]:
-    """Arguments of the functions that measure before a run."""
-    return {
-        "max_new_tokens": config.max_new_tokens,
-        "key": jax.random.key(config.seed),
-        "batch_size": min(config.batch_size, len(texts) * config.samples),
-        "max_source_len": config.max_source_len or None,
-        "names": (config.target, config.draft),
-    }
+def job(
+    config, target: checkpoints.Checkpoint, texts: list[str], minutes: float = 0, say: Say = silent
+) -> Job:
+    """What is measured for a run by this config, by default without a limit of time."""
+    return Job(
+        target,
+        texts,
+        defaults.sampling(config),
+        config.max_new_tokens,
+        config.seed,
+        config.max_source_len or None,
+        config.batch_size,
+        minutes,
+        say,
+        config.get("samples", 1),
+    )
 
 
 def check_plan(config, texts: list[str], tuned: Settings | None = None) -> None:

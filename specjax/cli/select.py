@@ -26,7 +26,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from specjax import checkpoints, drafters
-from specjax.cli import defaults, outputs
+from specjax.cli import defaults, outputs, pairs
 from specjax.cli.inputs import HELP, read_texts
 from specjax.defaults import MINUTES
 from specjax.measure import doubts, report, timing
@@ -35,8 +35,7 @@ from specjax.models import meshes
 from specjax.models.memory import gigabytes, memory_free
 from specjax.support import command_line, named, runs
 from specjax.support.named import short
-from specjax.tuning.candidates import Trial
-from specjax.tuning.inputs import check_numbers
+from specjax.tuning.candidates import Candidates, check_numbers
 from specjax.tuning.members import smaller_members
 from specjax.tuning.pace import check_minutes
 from specjax.tuning.recommendation import PLAIN, Candidate, recommend
@@ -108,28 +107,16 @@ def measure(
     done = {(candidate.name, bool(candidate.tree)): candidate for candidate in kept}
 
     @functools.cache
-    def trial() -> Trial:
+    def trial() -> Candidates:
         if results:
             runs.keep(results, {"target": checkpoints.fingerprint(config.target)})
         command_line.say_loading(config.target, say=say)
-        return Trial(
-            checkpoints.load(config.target, **precision, mesh=config.mesh or None),
-            texts,
-            drafts,
-            sampling=defaults.sampling(config),
-            key=config.seed,
-            max_new_tokens=config.max_new_tokens,
-            max_source_len=config.max_source_len or None,
-            batch_size=config.batch_size,
-            gammas=config.gammas,
-            nodes=config.nodes,
-            timed_inputs=config.timed_inputs,
-            repeats=config.repeats,
-            minutes=config.get("minutes", MINUTES),
-            check_tokens=config.get("check_tokens", True),
-            dtype=precision["dtype"],
-            say=lambda what: say(f"{label}{what}"),
-        )
+        target = checkpoints.load(config.target, **precision, mesh=config.mesh or None)
+        minutes = config.get("minutes", MINUTES)
+        job = pairs.job(config, target, texts, minutes, lambda what: say(f"{label}{what}"))
+        kept = config.gammas, config.nodes, config.timed_inputs, config.repeats
+        check_tokens = config.get("check_tokens", True)
+        return Candidates(job, drafts, *kept, precision["dtype"], check_tokens)
 
     run = runs.fingerprint(runs.settings(config), drafts, texts)
     wanted = [
@@ -146,7 +133,7 @@ def measure(
         if results and not done[one].problem:
             runs.keep(results, {f"draft {one[0]}": drafters.fingerprint(one[0])})
         if results:
-            facts = {"dtype": dtype_of(trial().target), "batch": 1, "seed": config.seed}
+            facts = {"dtype": dtype_of(trial().job.target), "batch": 1, "seed": config.seed}
             results.append({**dataclasses.asdict(done[one]), **facts, "run": run})
     return [done[one] for one in wanted]
 

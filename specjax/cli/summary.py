@@ -11,6 +11,7 @@ from specjax import checkpoints, rules
 from specjax.decoding.texts import is_blank, tokenize
 from specjax.loop import Method
 from specjax.measure import report, speedup, timing
+from specjax.measure.stopwatch import Stopwatch
 from specjax.results import acceptance_rates, summarize
 
 
@@ -59,15 +60,11 @@ def compare(method: Method, target: checkpoints.Checkpoint, texts, config) -> ti
     """Compare both methods on all inputs that are not blank, one output each."""
     kept = [text for text in texts if not is_blank(target, text)]
     sources = tokenize(target, kept, config.max_source_len or None)
-    return speedup.compare(
-        method,
-        target,
-        sources,
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        batch_size=config.batch_size,
+    watch = Stopwatch(
+        target, config.max_new_tokens, jax.random.key(config.seed), config.batch_size,
         names=(config.target, config.draft),
-    )
+    )  # fmt: skip
+    return speedup.compare(watch, method, sources)
 
 
 def show(method: Method, found: timing.Comparison, file: TextIO) -> None:

@@ -23,15 +23,12 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
-from specjax.checkpoints import Checkpoint
 from specjax.cli import defaults, inputs, outputs, pairs
 from specjax.defaults import MINUTES
-from specjax.drafters.base import Drafter
-from specjax.measure import doubts, timing
-from specjax.settings import Settings
+from specjax.measure import doubts
 from specjax.support import command_line
 from specjax.tuning.pace import check_minutes
-from specjax.tuning.tune import tune
+from specjax.tuning.tune import tuned, with_passes
 
 
 def main(_) -> None:
@@ -53,38 +50,12 @@ def main(_) -> None:
     with command_line.clocked() as say:
         command_line.say_loading(config.target, config.draft, say=say)
         target, draft = pairs.load_pair(config)
-        found = measure(config, target, draft, texts, say)
+        assert draft is not None  # of a speculative method
+        job = pairs.job(config, target, texts, config.get("minutes", MINUTES), say)
+        found = tuned(job, draft, with_passes(job, defaults.drafting(config)))
     print(found)
     if args.settings:
         found.save(args.settings)
-
-
-def measure(
-    config,
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | None,
-    texts: list[str],
-    say: timing.Say,
-) -> Settings:
-    """Run `specjax.tune` with the fields of the config."""
-    assert draft is not None  # of a speculative method
-    return tune(
-        target,
-        draft,
-        texts,
-        gamma=config.gamma,
-        policy=config.policy or None,
-        tree=config.tree,
-        rule=config.rule,
-        sampling=defaults.sampling(config),
-        max_new_tokens=config.max_new_tokens,
-        key=config.seed,
-        batch_size=config.batch_size,
-        max_source_len=config.max_source_len or None,
-        check_tokens=config.check_tokens,
-        minutes=config.get("minutes", MINUTES),
-        say=say,
-    )
 
 
 def run() -> None:

@@ -27,7 +27,8 @@ from specjax.doctor.verdicts import Finding
 from specjax.drafters.abilities import guesses
 from specjax.drafters.base import ByModel
 from specjax.loop import Method
-from specjax.measure import doubts, metrics, stopwatch
+from specjax.measure import costing, doubts, metrics
+from specjax.measure.stopwatch import Stopwatch
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.memory import dtype_of, memory_free
@@ -287,15 +288,10 @@ def acceptance(case: Case) -> Finding:
     else:
         plain = list(case.decode(case.autoregressive(plan.sampling)))
         case.rows = list(case.decode(case.speculative(plan.sampling)))
-    found = metrics.alpha_of_outputs(
-        case.target,
-        case.draft,
-        plan.texts,
-        [row.tokens for row in plain],
-        sampling=plan.sampling,
-        batch_size=plan.batch_size,
-        max_source_len=plan.max_source_len,
-    )
+    loop = building.build(case.target, case.draft, gamma=1, sampling=plan.sampling)
+    outputs = [row.tokens for row in plain]
+    run = plan.batch_size, plan.max_source_len
+    found = metrics.alpha_of(loop, case.target, plan.texts, outputs, *run)
     case.alpha = found.value
     enough = np.sum([row.tested for row in case.rows], axis=0) >= TESTED
     rates = np.where(enough, results.acceptance_by_position(case.rows), np.nan)
@@ -306,14 +302,12 @@ def speed(case: Case) -> Finding:
     """Measure c and v(γ), at batch 1 on the longest text."""
     plan, method = case.plan, case.speculative(case.plan.sampling)
     gamma, longest = method.gamma_max, [max(case.sources, key=len)]
-    run: dict[str, Any] = {"max_new_tokens": plan.budget, "key": plan.randomness}
     smaller = drafters.parameters(case.draft, case.target) < sum(
         leaf.size for leaf in jax.tree.leaves(case.target.model)
     )
     for repeats in (REPEATS, AGAIN):
-        case.costs = stopwatch.costs_of(
-            method, case.target, longest, [1, gamma], repeats=repeats, **run
-        )
+        watch = Stopwatch(case.target, plan.budget, plan.randomness, repeats=repeats)
+        case.costs = costing.costs_of(watch, method, longest, [1, gamma])
         wrong = doubts.contradictions(gamma, case.costs.c, case.costs.v(gamma), smaller=smaller)
         if not wrong:
             break

@@ -14,16 +14,15 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from specjax import loop
 from specjax.batching import bucket
-from specjax.decoding.texts import common_width, pack_for, tokenize
+from specjax.decoding import starting
+from specjax.decoding.texts import common_width, tokenize
 from specjax.drafters.base import block_at
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
-from specjax.sampling import as_key, row_keys
+from specjax.sampling import as_key
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
-from specjax.support import memory_maps
 from specjax.types import Text
 
 
@@ -122,7 +121,7 @@ def batches(
     max_source_len: int | None = None,
     *,
     rounds: bool = False,
-    max_new_tokens: int = 1,
+    max_new_tokens: int = 0,
     key: Key[Array, ""] | None = None,
 ) -> Iterator[Batch]:
     """Batch outputs of the target, one for each text, without those whose text or output is empty.
@@ -132,7 +131,8 @@ def batches(
     Args:
       rounds: whether visits draft rounds, also behind the last token. False: no tokens are drafted,
         and the last one is left out, since no visit reads it.
-      max_new_tokens: the budget that the outputs had, for rounds.
+      max_new_tokens: the budget that the outputs had, for rounds; or that sizes the buffer as in
+        a run, whose program starts both then. Default: the longest output.
       key: key of the randomness in visits, folded with the input's index.
 
     Raises:
@@ -145,25 +145,23 @@ def batches(
         raise ValueError("Nothing to measure: every input or output is empty.")
     known = {i: outputs[i] if rounds else outputs[i][:-1] for i in chosen}
     width = common_width([sources[i] for i in chosen])
-    encodes = target.config.is_encoder_decoder
-    prompts = {i: 1 if encodes else len(sources[i]) for i in chosen}
-    longest = max(prompts[i] + len(known[i]) for i in chosen)
-    beyond = method.gamma_max + 1 if rounds else 0
-    room = bucket(longest + beyond, smallest=32)
-    count = bucket(max(map(len, known.values())) + 1, smallest=32)
-    size = bucket(min(batch_size, len(chosen)))
-    memory_maps.make_room()
+    most = max(map(len, known.values()))
+    count = bucket(most + 1, smallest=32)
     for at in range(0, len(chosen), batch_size):
         live = chosen[at : at + batch_size]
-        index = jnp.asarray(live + [0] * (size - len(live)), jnp.int32)
-        contexts, state = loop.start(
+        contexts, state = starting.prepare(
             method,
-            pack_for(target, [sources[i] for i in live], rows=size, width=width),
-            row_keys(as_key(key), index, jnp.zeros_like(index)),
-            jnp.full_like(index, max_new_tokens),
-            buffer_len=room if encodes else max(room, width),
+            target,
+            [sources[i] for i in live],
+            [(i, 0) for i in live],
+            max_new_tokens=max_new_tokens or max(most, 1),
+            key=as_key(key),
+            rows=bucket(min(batch_size, len(chosen))),
+            width=width,
         )
-        read = padded([known[i] for i in live], size, count)
+        rows = len(state.done)
+        index = jnp.asarray(live + [0] * (rows - len(live)), jnp.int32)
+        read = padded([known[i] for i in live], rows, count)
         yield Batch(len(live), contexts, state, index, *read)
 
 
@@ -175,6 +173,7 @@ def by_prefix(
     outputs: Sequence[Sequence[int]],
     batch_size: int,
     max_source_len: int | None,
+    max_new_tokens: int = 0,
 ) -> list[Float[np.ndarray, "n *more"]]:
     """Visit each prefix of an output, from the empty one on, and collect the results by output.
 
@@ -183,7 +182,8 @@ def by_prefix(
       others: see `batches`.
     """
     found: list[np.ndarray] = []
-    for batch in batches(method, target, texts, outputs, batch_size, max_source_len):
+    run = method, target, texts, outputs, batch_size, max_source_len
+    for batch in batches(*run, max_new_tokens=max_new_tokens):
         read = batch.contexts, batch.state, batch.outputs, batch.emitted
         rows, behind = sharding.fetch(visit(method, *read)), np.asarray(batch.emitted) + 1
         found += [rows[row, : behind[row]] for row in range(batch.live)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import jax
 from jax import Array
 from jaxtyping import Key
 
@@ -11,10 +10,11 @@ from specjax.decoding import building
 from specjax.decoding.texts import is_blank, tokenize
 from specjax.defaults import GAMMA, NEW_TOKENS
 from specjax.drafters.base import Drafter
-from specjax.measure.stopwatch import of_positions
+from specjax.measure.costing import of_positions
+from specjax.measure.stopwatch import Stopwatch
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, fixed
-from specjax.sampling import Sampling, as_sampling
+from specjax.sampling import Sampling, as_key, as_sampling
 from specjax.speculative import Speculative
 from specjax.types import Text
 
@@ -69,7 +69,5 @@ def pass_times(
     if not ids:
         raise ValueError("Nothing to measure: every text is blank.")
     assert isinstance(method, Speculative)  # of a budget
-    return of_positions(
-        method, target, ids, batch_size=batch_size, max_new_tokens=max_new_tokens,
-        key=jax.random.key(key) if isinstance(key, int) else key, repeats=repeats,
-    )  # fmt: skip
+    watch = Stopwatch(target, max_new_tokens, as_key(key), batch_size, repeats)
+    return of_positions(watch, method, ids)

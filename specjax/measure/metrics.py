@@ -8,7 +8,6 @@ efficiency τ is tokens per target call.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,45 +130,37 @@ def measure_alpha(
         names=(target.name, ""),
     )
     outputs = [row.tokens for row in rows]
-    return alpha_of_outputs(
-        target,
-        draft,
-        texts,
-        outputs,
-        sampling=chosen,
-        batch_size=batch_size,
-        max_source_len=max_source_len,
-        rule=rule,
-        check_tokens=check_tokens,
+    loop = building.build(
+        target, draft, gamma=1, sampling=chosen, rule=rule, check_tokens=check_tokens
     )
+    return alpha_of(loop, target, texts, outputs, batch_size, max_source_len)
 
 
-def alpha_of_outputs(
+def alpha_of(
+    method: Speculative,
     target: Checkpoint,
-    draft: Checkpoint | Drafter | str,
     texts: Sequence[Text],
     outputs: Sequence[Sequence[int]],
-    *,
-    sampling: Sampling,
     batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
-    rule: AcceptanceRule | None = None,
-    check_tokens: bool = True,
+    max_new_tokens: int = 0,
 ) -> Alpha:
-    """Measure α over outputs that the target generated before, one for each text.
+    """Measure α of a loop's rule and drafter over outputs of the target, one for each text.
+
+    Args:
+      max_new_tokens: as in `along.batches`.
 
     Raises:
       ValueError: nothing to measure, or a rule that decides differently but has the
         `acceptance` of another.
     """
-    how: dict[str, Any] = {"sampling": sampling, "rule": rule, "check_tokens": check_tokens}
-    method = building.build(target, draft, gamma=1, **how)
-    if not rules.own_acceptance(method.rule, sampling):
+    if not rules.own_acceptance(method.rule, method.sampling):
         raise ValueError(
             f"{rules.label(method.rule)} decides about tokens in its own way and inherits "
             "`acceptance`, which is another rule's: define it, or measure α without the rule."
         )
-    found = by_prefix(overlaps, method, target, texts, outputs, batch_size, max_source_len)
+    run = method, target, texts, outputs, batch_size, max_source_len, max_new_tokens
+    found = by_prefix(overlaps, *run)
     value, low, high = mean_interval(found)
     if not np.isfinite(value):
         raise FloatingPointError(
@@ -183,7 +174,7 @@ def alpha_of_outputs(
         high if enough else None,
         sum(len(row) for row in found),
         found,
-        "" if rules.exactness(method.rule, sampling) else rules.label(method.rule),
+        "" if rules.exactness(method.rule, method.sampling) else rules.label(method.rule),
     )
 
 

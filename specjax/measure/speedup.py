@@ -14,8 +14,9 @@ from specjax.decoding.texts import check_texts, common_width, is_blank, tokenize
 from specjax.defaults import NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import stopwatch
-from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison, Say, side_by_side, silent
+from specjax.measure import costing
+from specjax.measure.stopwatch import Stopwatch, Texts
+from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy
 from specjax.rules import AcceptanceRule
@@ -66,46 +67,22 @@ def measure_speedup(
     kept = [text for text in texts if not is_blank(target, text)]
     if not kept:
         raise ValueError("Nothing to measure: every text is blank.")
-    return compare(
-        method,
-        target,
-        tokenize(target, kept, max_source_len),
-        max_new_tokens=max_new_tokens,
-        key=key,
-        batch_size=batch_size,
-        names=(target.name, drafters.name_of(draft)),
-        repeats=repeats,
-    )
+    names = target.name, drafters.name_of(draft)
+    watch = Stopwatch(target, max_new_tokens, key, batch_size, repeats, names)
+    return compare(watch, method, tokenize(target, kept, max_source_len))
 
 
 @memory_maps.kept(methods=4)  # both loops, and as many programs for their costs
-def compare(
-    method: Method,
-    target: Checkpoint,
-    sources: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    key: Key[Array, ""],
-    batch_size: int = 1,
-    names: tuple[str, str] = ("target", "draft"),
-    repeats: int = 3,
-    say: Say = silent,
-) -> Comparison:
+def compare(watch: Stopwatch, method: Method, sources: Texts) -> Comparison:
     """Decode by plain decoding and by a speculative loop in turns, and measure costs of rounds.
 
     Costs are of the first batch, with drafts of γ_max tokens or whole trees.
 
     Args:
-      sources: ids from `decoding.texts.tokenize`, none empty, one output each.
-      say: reports what is compiled and timed.
+      sources: ids from `texts.tokenize`, none empty, one output each.
     """
-    run: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens, "key": key, "batch_size": batch_size, "names": names,
-        "repeats": repeats, "say": say,
-    }  # fmt: skip
+    watch = dataclasses.replace(watch, width=common_width(sources))
     plain = Autoregressive(method.target, method.sampling, method.eos_ids)  # without a rule's noise
-    both: dict[str, Method] = {PLAIN: plain, SPECULATIVE: method}
-    found = side_by_side(both, target, sources, **run)
-    width = common_width(sources)
-    costs = stopwatch.costs_of(method, target, sources[:batch_size], width=width, **run)
+    found = watch.race({PLAIN: plain, SPECULATIVE: method}, sources)
+    costs = costing.costs_of(watch, method, sources[: watch.batch_size])
     return dataclasses.replace(found, _costs=costs)

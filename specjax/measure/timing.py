@@ -5,26 +5,13 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
-from jax import Array
-from jaxtyping import Float, Key
+from jaxtyping import Float
 
-from specjax import loop
-from specjax.batching import bucket
-from specjax.decoding import starting
-from specjax.decoding.outputs import check_finite, read_rows
-from specjax.decoding.texts import common_width
-from specjax.loop import Method
-from specjax.measure.compiling import at_once, compile_at_once
-from specjax.measure.prefills import Begun
-from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs
 from specjax.results import Row
-from specjax.state import State
 from specjax.support import memory_maps
 
 PLAIN, SPECULATIVE = "plain decoding", "speculative"
@@ -163,7 +150,7 @@ def quartiles(name: str, values: Sequence[float] | np.ndarray) -> dict[str, floa
     return {name: float(median), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
-def _together(names: Collection[str]) -> str:
+def named(names: Collection[str]) -> str:
     """The names, or their number where they are many."""
     return " and ".join(names) if len(names) <= 4 else f"{len(names)} loops"
 
@@ -205,7 +192,7 @@ def in_turns(
         if repeat >= MIN_REPEATS and time.monotonic() + each > until:
             say(f"no time for turn {repeat + 1} of {repeats}")
             break
-        say(f"timing {_together(runs)}, turn {repeat + 1} of {repeats}")
+        say(f"timing {named(runs)}, turn {repeat + 1} of {repeats}")
         for name in runs:
             taken[name].append([])
         for at in range(0, len(batches), turn):
@@ -220,105 +207,3 @@ def in_turns(
     rows = {name: [list(run[2]) for run in all_[-1]] for name, all_ in taken.items()}
     notes = {name: [run[3] for run in all_[-1]] for name, all_ in taken.items()}
     return Comparison(decode, whole, rows, notes)
-
-
-def side_by_side(
-    methods: Mapping[str, Method],
-    target: Checkpoint,
-    texts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    key: Key[Array, ""],
-    repeats: int,
-    batch_size: int = 1,
-    budgets: Sequence[int] | None = None,
-    names: tuple[str, str] = ("target", "draft"),
-    turn: int = 1,
-    width: int | None = None,
-    between: Callable[[], None] = lambda: None,
-    note: Callable[[State], Any] = lambda state: None,
-    compiled: bool = False,
-    share: bool = False,
-    order: random.Random | None = None,
-    until: float = math.inf,
-    say: Say = silent,
-) -> Comparison:
-    """Decode every text by every method, batch by batch, methods taking turns (`in_turns`).
-
-    Args:
-      texts: ids from `decoding.texts.tokenize`, none empty.
-      batch_size: texts decoded at once.
-      budgets: new tokens for each text, where fewer than max_new_tokens.
-      names: names of target and draft, for errors.
-      width: width of the sources, as in `start`.
-      note: returns what to keep of each batch's final state.
-      compiled: whether an earlier call has compiled these methods in these shapes, and nothing has
-        dropped them since (`memory_maps.clearings`). Otherwise all decode a token of the first
-        batch before.
-      share: whether methods that differ in their policy alone start from one prefill, and count its
-        time each. Long prompts of many policies so take less.
-      order, until: the order of the methods and the time for repeats, as in `in_turns`.
-      say: reports what is compiled and timed.
-    """
-    batches = [range(len(texts))[at : at + batch_size] for at in range(0, len(texts), batch_size)]
-    begin = partial(start, target=target, texts=texts, max_new_tokens=max_new_tokens, key=key,
-                    rows=len(batches[0]), budgets=budgets, width=width)  # fmt: skip
-
-    begun = Begun(begin, share)
-    # A budget changes no program: one token compiles as much as a whole output.
-    warm = Begun(partial(begin, budgets=[1] * len(texts)), share)
-
-    def after_a_turn() -> None:
-        begun.forget()
-        between()
-
-    def run(method: Method, batch: range, begun: Begun = begun) -> Run:
-        before, context, state = begun(method, batch)
-        first = time.perf_counter()
-        state = jax.block_until_ready(loop.decode(method, context, state))
-        took = time.perf_counter() - first
-        check_finite(state, names, method.rule)
-        rows = read_rows(state, [(index, 0) for index in batch], target)
-        return took, before + took, rows, note(state)
-
-    programs = len({jax.tree.structure(method) for method in methods.values()})
-    with memory_maps.kept(0 if compiled else programs):
-        if not compiled:
-            say(f"compiling {_together(methods)}")
-            if not share:  # one prefill of many policies compiles once
-                compile_at_once(methods.values(), partial(begin, batch=batches[0]))
-            at_once(lambda method: run(method, batches[0], warm), methods.values())
-            warm.forget()
-        runs = {name: partial(run, method) for name, method in methods.items()}
-        how: dict[str, Any] = {"turn": turn, "order": order, "until": until, "say": say}
-        return in_turns(runs, batches, repeats, between=after_a_turn, **how)
-
-
-def start(
-    method: Method,
-    target: Checkpoint,
-    texts: Sequence[Sequence[int]],
-    batch: Sequence[int],
-    max_new_tokens: int,
-    key: Key[Array, ""],
-    *,
-    rows: int = 1,
-    budgets: Sequence[int] | None = None,
-    width: int | None = None,
-):
-    """Prepare (context, state) of some texts before the first round, in the shapes of all texts.
-
-    Args:
-      width: width of the sources; None: `decoding.texts.common_width` of the texts.
-    """
-    return starting.prepare(
-        method,
-        target,
-        [texts[index] for index in batch],
-        [(index, 0) for index in batch],
-        max_new_tokens=max_new_tokens,
-        key=key,
-        rows=bucket(rows),
-        width=width or common_width(texts),
-        budgets=None if budgets is None else [budgets[index] for index in batch],
-    )

@@ -1,7 +1,7 @@
 """Costs: the table of times of calls and rounds on one machine.
 
 A jitted loop cannot read a clock, so the table is made outside it, in seconds:
-`measure.stopwatch` times whole calls. Policies, the choice of a tree, replay, its
+`measure.costing` times whole calls. Policies, the choice of a tree, replay, its
 oracle and every predicted speedup read the same table.
 Only ratios matter to them, so another unit, such as target steps, works as well.
 """

@@ -1,32 +1,23 @@
-"""Costs for a policy, measured before a run, and what loops cost by their names."""
+"""Costs for a policy, measured before a run."""
 
 import dataclasses
-import math
-import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
-from jax import Array
-from jaxtyping import Key
 
 from specjax.batching import bucket
 from specjax.decoding import building
-from specjax.decoding.texts import check_room, common_width, is_blank
-from specjax.decoding.texts import tokenize as ids_of
-from specjax.measure import stopwatch, timing
+from specjax.decoding.texts import check_room, common_width
+from specjax.measure import costing
+from specjax.measure.costing import TIMED_TEXTS, TIMED_TOKENS
 from specjax.measure.fit import pruned
-from specjax.measure.stopwatch import TIMED_TEXTS, TIMED_TOKENS
-from specjax.models.checkpoint import Checkpoint
+from specjax.measure.stopwatch import Stopwatch, Texts
 from specjax.policies import Costs, parse_with_costs, with_any_costs
 from specjax.policies.base import counts_nodes
 from specjax.policies.constant import Undecided
 from specjax.speculative import Speculative
 from specjax.trees.speculative import TreeSpeculative
-from specjax.tuning.pace import Pace, reduced
-from specjax.types import Text
+from specjax.tuning.job import Job
 
 ALPHA_TEXTS = 32  # texts from which α is estimated, at most
 # Where time is short: the longest draft, whose loop compiles sooner; tokens of a timed call; and
@@ -35,128 +26,59 @@ SHORT_GAMMA, MIN_TOKENS, MAX_SHARE_OF_TIMINGS = 4, 16, 0.5
 LOOPS = 6  # that `costs_for` compiles, in programs of the size of plain decoding's
 
 
-def apart(key: Key[Array, ""]) -> Key[Array, ""]:
-    """Derive a key for measurements before a run with this key: no input has that index.
-
-    Costs must not depend on draws of the run, or its outputs would not be draws from the target.
-    """
-    return jax.random.fold_in(key, np.uint32(2**32 - 1))
-
-
-def not_blank(target: Checkpoint, texts: Sequence[Text]) -> list[Text]:
-    """Select texts with at least one token: an empty prompt's output is no sample of the others."""
-    return [text for text in texts if len(text) and not is_blank(target, text)]
-
-
-def tokenize(
-    target: Checkpoint, texts: Sequence[Text], max_source_len: int | None
-) -> list[list[int]]:
-    """Tokenize without warnings: the run will warn about texts that it cuts."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ids_of(target, texts, max_source_len)
-
-
 def costs_for(
-    policy: str,
-    method: Speculative | TreeSpeculative,
-    target: Checkpoint,
-    texts: Sequence[Text],
-    *,
-    max_new_tokens: int,
-    key: Key[Array, ""],
-    batch_size: int = 1,
-    max_source_len: int | None = None,
-    names: tuple[str, str] = ("target", "draft"),
-    pace: Pace | None = None,
-    say: timing.Say = timing.silent,
+    job: Job, policy: str, method: Speculative | TreeSpeculative, draft: str = "draft"
 ) -> Costs:
     """Measure the costs of this loop and of plain decoding, for a policy.
 
-    Some texts, `batch_size` or four, are decoded up to 32 tokens, three times with drafts of each
-    of a few lengths, after the compilation of two loops. More texts, up to
-    `ALPHA_TEXTS` in all, are decoded once, for α. A tree is timed by depth, or by nodes if the
-    policy sets their number.
+    Some texts, a batch or four, are decoded up to 32 tokens, three times with drafts of each of a
+    few lengths. More texts, up to `ALPHA_TEXTS` in all, are decoded once, for α. A tree is timed by
+    depth, or by nodes if the policy sets their number. Where time is short, drafts have at most
+    `SHORT_GAMMA` tokens, as the costs show, and fewer tokens are timed.
 
     Args:
       policy: one that needs costs (`policies.needs_costs`), with or without its other settings.
       method: the loop that is measured; its own policy is not read.
-      key: of the run; the measurements draw independently of the run.
-      batch_size: rows decoded at once.
-      pace: limits the time and reports a forecast. Where it is short, drafts have at most
-        `SHORT_GAMMA` tokens, as the costs show, and fewer tokens are timed. Default: no limit and
-        no forecast.
+      draft: its name, for errors.
     """
-    key, batch_size = apart(key), max(1, batch_size)
-    given = not_blank(target, texts)
-    timed = max(TIMED_TEXTS, batch_size)
-    some = given[: max(timed, ALPHA_TEXTS)]
-    sources = tokenize(target, some, max_source_len)
-    if sources and max_new_tokens >= 1:
-        check_room(target, sources, max_new_tokens)
-        if method.branches:
-            return stopwatch.of_tree(
-                method, target, sources[:timed], _by_nodes(policy), max_new_tokens=max_new_tokens,
-                key=key, longest=min(max_new_tokens, TIMED_TOKENS), batch_size=batch_size,
-                names=names, say=say,
-            )  # fmt: skip
-        run: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key}
-        plain, longest = building.plain_of(method), min(max_new_tokens, TIMED_TOKENS)
-        until = math.inf
-        if pace is not None:
-            width = common_width(sources)
-            size: dict[str, Any] = {"rows": batch_size, "width": width}
-            batches = -(-len(sources[:timed]) // batch_size)
-            first_pass = partial(pace.first_pass, plain, target, sources[:timed], **run, **size)
-            method, longest = _in_time(pace, first_pass, method, batches, longest)
-            until = pace.until()
-        deciding = with_any_costs(policy, method.gamma_max)
-        if deciding.fixed:  # by costs that are not measured yet
-            deciding = Undecided()
-        loop: Any = dataclasses.replace(method, policy=deciding)
-        return stopwatch.measure(
-            {"loop": loop},
-            target,
-            sources[:timed],
-            untimed=sources[timed:],
-            plain=plain,
-            longest=longest,
-            repeats=3,
-            batch_size=batch_size,
-            names=names,
-            until=until,
-            say=say,
-            **run,
-        )["loop"]
-    # Nothing will be decoded.
-    return Costs(0.0, [1.0] * (method.slots if _by_nodes(policy) else method.gamma_max + 1))
+    by_nodes = counts_nodes(with_any_costs(policy))
+    timed = max(TIMED_TEXTS, job.rows)
+    sources = job.tokenize(job.full[: max(timed, ALPHA_TEXTS)])
+    if not sources:  # nothing will be decoded
+        return Costs(0.0, [1.0] * (method.slots if by_nodes else method.gamma_max + 1))
+    check_room(job.target, sources, job.max_new_tokens)
+    watch, longest = job.watch(draft), min(job.max_new_tokens, TIMED_TOKENS)
+    if method.branches:
+        return costing.of_tree(watch, method, sources[:timed], by_nodes, longest)
+    plain: Any = building.plain_of(method)
+    watch = dataclasses.replace(watch, width=common_width(sources))
+    loop, longest = _in_time(job, watch, plain, method, sources[:timed], longest)
+    deciding = with_any_costs(policy, loop.gamma_max)
+    if deciding.fixed:  # by costs that are not measured yet
+        deciding = Undecided()
+    found = costing.measure(
+        dataclasses.replace(watch, until=job.pace.until()),
+        {"loop": dataclasses.replace(loop, policy=deciding)},
+        sources[:timed],
+        untimed=sources[timed:],
+        plain=plain,
+        longest=longest,
+    )
+    return found["loop"]
 
 
 def _in_time(
-    pace: Pace, first_pass: Callable[..., None], method: Any, batches: int, longest: int
+    job: Job, watch: Stopwatch, plain: Any, method: Any, sources: Texts, longest: int
 ) -> tuple[Any, int]:
-    """Shorten the drafts of a loop, and the tokens of a timed call, to fit into the time.
-
-    Args:
-      first_pass: takes numbers of loops and tokens, as in `Pace`.
-      longest: tokens of a timed call.
-    """
+    """Shorten the drafts of a loop, and the tokens of a timed call, to fit into the time."""
+    batches = -(-len(sources) // job.rows)
     calls = 2 * batches * (2 + method.gamma_max)  # two of each length and of plain decoding
-    first_pass(LOOPS, 2 * calls * longest)
-    if pace.is_short():
+    job.pace.first_pass(watch, plain, sources, LOOPS, 2 * calls * longest)
+    if job.pace.is_short():
         gamma = min(method.gamma_max, SHORT_GAMMA)
         method = dataclasses.replace(method, gamma_max=gamma)
-    counts = reduced(
-        {"tokens": longest},
-        {"tokens": MIN_TOKENS},
-        lambda tokens: calls * tokens * pace.token,
-        pace.left(MAX_SHARE_OF_TIMINGS),
-    )
-    return method, counts["tokens"]
-
-
-def _by_nodes(policy: str) -> bool:
-    return counts_nodes(with_any_costs(policy))
+    most = longest, MIN_TOKENS
+    return method, job.pace.afford(calls, MAX_SHARE_OF_TIMINGS, tokens=most)["tokens"]
 
 
 def with_costs(

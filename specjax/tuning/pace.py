@@ -1,25 +1,22 @@
 """The minutes that `select` and `tune` may take: a forecast, and how much is timed within them."""
 
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 
 import jax
-from jax import Array
-from jaxtyping import Key
 
 from specjax.autoregressive import Autoregressive
 from specjax.loop import decode
 from specjax.measure import timing
-from specjax.measure.compiling import compile_at_once
-from specjax.models.checkpoint import Checkpoint
+from specjax.measure.stopwatch import Stopwatch, Texts
 from specjax.support.ranges import number
 
 FIRST_TOKENS = 4  # decoded for the forecast
-# Loops, of the size of plain decoding's, that a thorough measurement of one draft compiles beyond
-# a short one; and the share of the time left that they may take.
-THOROUGH_LOOPS, MAX_THOROUGH_SHARE = 16, 0.3
+# What a thorough measurement of one draft compiles beyond a short one: loops of plain decoding's
+# size, or speculative loops once one is timed; and the share of the time left for that.
+THOROUGH_LOOPS, THOROUGH_SPECULATIVE, MAX_THOROUGH_SHARE = 16, 3, 0.3
 
 
 def check_minutes(minutes: float) -> float:
@@ -38,6 +35,7 @@ class Pace:
         self.minutes = check_minutes(minutes)
         self.say = say
         self.compiling = 0.0  # seconds until plain decoding is compiled
+        self.loop = 0.0  # until a speculative loop is; 0: not known
         self.token = 0.0  # seconds of a token of plain decoding
         self._end = time.monotonic() + 60 * self.minutes if self.minutes else math.inf
 
@@ -49,41 +47,40 @@ class Pace:
         """The time of `time.monotonic` at which a share of the seconds will have passed."""
         return time.monotonic() + self.left(share)
 
+    def afford(
+        self, tokens: float, share: float = 1.0, **counts: tuple[int, int]
+    ) -> dict[str, int]:
+        """Lower counts until what they measure fits into a share of the time, see `reduced`.
+
+        Args:
+          tokens: of plain decoding, whose time one of all counts takes.
+        """
+        each = tokens * self.token
+        return reduced(counts, self.left(share) / each if each else math.inf)
+
     def is_short(self, share: float = 1.0) -> bool:
         """Whether a share of the time is too short for a draft's thorough measurement."""
-        return THOROUGH_LOOPS * self.compiling > MAX_THOROUGH_SHARE * self.left(share)
+        thorough = THOROUGH_SPECULATIVE * self.loop or THOROUGH_LOOPS * self.compiling
+        return thorough > MAX_THOROUGH_SHARE * self.left(share)
 
     def first_pass(
-        self,
-        plain: Autoregressive,
-        target: Checkpoint,
-        sources: Sequence[Sequence[int]],
-        loops: int,
-        tokens: int,
-        *,
-        max_new_tokens: int,
-        key: Key[Array, ""],
-        rows: int = 1,
-        width: int | None = None,
+        self, watch: Stopwatch, plain: Autoregressive, sources: Texts, loops: int, tokens: int
     ) -> None:
         """Compile plain decoding, time a few tokens of it, and report the forecast.
 
         Args:
-          sources: ids, as `timing.side_by_side` will take them, with the same shapes.
+          sources: as the stopwatch will take them.
           loops: how many loops of the size of plain decoding's will be compiled, about.
           tokens: of timed calls, as many as plain decoding would make in their time.
         """
         limit = f"; the limit is {self.minutes:g} minutes" if self.minutes else ""
         self.say(f"compiling plain decoding, for a forecast{limit}")
-        begin = partial(
-            timing.start, target=target, texts=sources, batch=range(min(rows, len(sources))),
-            max_new_tokens=max_new_tokens, key=key, rows=rows, width=width,
-        )  # fmt: skip
         first = time.monotonic()
-        if not compile_at_once([plain], begin):
-            jax.block_until_ready(decode(plain, *begin(plain, budgets=[1] * len(sources))))
-        few = min(FIRST_TOKENS, max_new_tokens)
-        context, state = jax.block_until_ready(begin(plain, budgets=[few] * len(sources)))
+        dataclasses.replace(watch, say=timing.silent).warm({timing.PLAIN: plain}, sources)
+        few, batch = min(FIRST_TOKENS, watch.max_new_tokens), range(watch.batch_size)
+        budgets = [few] * len(sources)
+        begun = watch.begin(plain, sources, batch[: len(sources)], budgets)
+        context, state = jax.block_until_ready(begun)
         before = time.monotonic()
         jax.block_until_ready(decode(plain, context, state))
         self.compiling, self.token = before - first, (time.monotonic() - before) / few
@@ -102,24 +99,19 @@ class Pace:
         )
 
 
-def reduced(
-    counts: Mapping[str, int],
-    least: Mapping[str, int],
-    cost: Callable[..., float],
-    seconds: float,
-) -> dict[str, int]:
-    """Lower counts until their cost is at most `seconds`, or each has its least value.
+def reduced(counts: Mapping[str, tuple[int, int]], seconds: float) -> dict[str, int]:
+    """Lower counts until their product is at most `seconds`, or each has its least value.
 
     The count that is the largest multiple of its least value is halved first.
 
     Args:
-      cost: takes the counts by name, and returns seconds.
+      counts: values by name, each with the least.
     """
-    found = dict(counts)
-    while cost(**found) > seconds:
-        above = {name: n / least[name] for name, n in found.items() if n > least[name]}
+    found = {name: count for name, (count, _) in counts.items()}
+    while math.prod(found.values()) > seconds:
+        above = [name for name, (_, least) in counts.items() if found[name] > least]
         if not above:
             break
-        name = max(above, key=above.__getitem__)
-        found[name] = max(least[name], found[name] // 2)
+        name = max(above, key=lambda name: found[name] / counts[name][1])
+        found[name] = max(counts[name][1], found[name] // 2)
     return found

@@ -94,7 +94,7 @@ def acceptance_by_rank(
         children are the drafter's likeliest tokens, and chances are the target's probabilities of
         them, which no lossless rule exceeds.
 
-    Raises: as `metrics.alpha_of_outputs`.
+    Raises: as `metrics.alpha_of`.
     """
     method = building.build(target, draft, gamma=1, sampling=sampling, check_tokens=check_tokens)
     ranks = min(RANKS, method.target.vocab_size)

@@ -112,7 +112,7 @@ def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:
     """Whether a draft is made from counts of the target's own outputs."""
     try:
         return isinstance(draft, str) and drafters.counts_ngrams(draft)
-    except ValueError:  # no such drafter, which `Trial.measure` reports
+    except ValueError:  # no such drafter, which `Candidates.measure` reports
         return False
 
 

@@ -1,4 +1,9 @@
-"""`tune`: measure costs on this machine, try ways to draft, and return the best as `Settings`."""
+"""`tune` and `select`: the fastest settings for one draft, and the best of several drafts.
+
+Both measure a `Job` within some minutes: whole calls give the costs of rounds, costs and acceptance
+say which loops may win, and these race plain decoding. Half of the inputs chooses, and the other
+half says how fast the choice is.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,23 +16,28 @@ from specjax import devices, drafters, trees
 from specjax.batching import bucket
 from specjax.decoding import building
 from specjax.decoding.conditions import conditions
-from specjax.decoding.texts import check_texts
-from specjax.defaults import BATCH_SIZE, LONGEST, MINUTES, NEW_TOKENS
+from specjax.defaults import (
+    BATCH_SIZE,
+    GAMMAS,
+    LONGEST,
+    MINUTES,
+    NEW_TOKENS,
+    REPEATS,
+    TIMED_INPUTS,
+)
 from specjax.drafters.base import Drafter
 from specjax.measure import doubts, timing
-from specjax.measure.stopwatch import static
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import check
-from specjax.sampling import Sampling, as_sampling, key_for
-from specjax.settings import Settings
-from specjax.support.ranges import has, whole
+from specjax.sampling import Sampling
+from specjax.settings import Drafting, Settings
 from specjax.support.renamed import refuses
 from specjax.tuning import fitting, trials
-from specjax.tuning.pace import Pace, reduced
-from specjax.tuning.recommendation import EQUAL_WITHIN
+from specjax.tuning.candidates import Candidates
+from specjax.tuning.job import Job
+from specjax.tuning.members import smaller_members
+from specjax.tuning.recommendation import Selection, recommend
 from specjax.types import Text
-
-MAX_LOOPS = 4  # of a trial: with the policy, without a draft, and with two fixed lengths
 
 
 @refuses
@@ -77,95 +87,110 @@ def tune(
     Raises:
       ValueError: as `generate`.
     """
-    check_texts(texts)
     building.check_models(target, draft)
-    found = Settings(gamma, rule=rule)  # checks both before anything is measured
-    whole("batch_size", batch_size, "[1, ∞)")
-    whole("max_new_tokens", max_new_tokens, "[1, ∞)")
-    has("say", say, ("__call__",), "a function of a text")
-    pace = Pace(minutes, say)
-    chosen = as_sampling(sampling)
-    key = key_for(chosen, key)
-    shape = trees.parse(tree)
-    branches = not isinstance(shape, trees.Chain)
-    policy = policy or ("goodput" if branches else "lookahead")
-    check(policy)
-    if passes is None:
-        on_cpu = not devices.is_accelerator(target.model)
-        rows = bucket(min(batch_size, max(1, len(texts))))
-        passes = [] if branches or not on_cpu else [rows * width for width in _doubling(gamma)]
-    method: Any = building.build(
-        target,
-        draft,
-        gamma=gamma,
-        sampling=chosen,
-        rule=rule or None,
-        passes=passes,
-        tree=shape,
-        check_tokens=check_tokens,
+    drafting = Drafting(gamma, policy, None, tree, rule, passes or (), check_tokens)
+    job = Job(
+        target, texts, sampling, max_new_tokens, key, max_source_len, batch_size, minutes, say
     )
-    run: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "key": key,
-        "batch_size": min(batch_size, max(1, len(texts))),
-        "max_source_len": max_source_len,
-        "names": (target.name, drafters.name_of(draft)),
-        "say": say,
-    }
-    costs = fitting.costs_for(policy, method, target, texts, pace=pace, **run)
-    tuned: Any = fitting.with_costs(method, policy, costs, run["batch_size"])
-    timed: list[timing.Comparison] = []
-    tokens = 2 * MAX_LOOPS * max_new_tokens  # of one text, in both repeats of the loops of a trial
-    count = reduced(
-        {"texts": len(texts)}, {"texts": 2}, lambda texts: texts * tokens * pace.token, pace.left()
-    )["texts"]
-    tried = timing.spread(texts, count)
-    fastest: Any = trials.fastest(tuned, target, tried, report=timed.append, **run)
-    why = reasons(fastest, tuned, policy, timed[0] if timed else None)
-    if not branches and costs.gamma_max < gamma:
-        why += f" Drafts of more than {costs.gamma_max} tokens were not tried, for lack of minutes."
-    busy = doubts.busy([doubts.load_average()])
-    found = dataclasses.replace(
-        found,
-        gamma=fastest.gamma_max,
-        words=f"{why} {fitting.words(costs)} {busy}".rstrip(),
-        tuned_for=conditions(tuned, target, draft, run["batch_size"], max_new_tokens),
-    )
-    if fastest is not tuned:
-        return found
-    own: dict[str, Any] = {"costs": costs, "tree": trees.text_of(shape), "passes": tuned.passes}
-    return dataclasses.replace(found, policy=policy, **own)
+    return tuned(job, draft, with_passes(job, drafting) if passes is None else drafting)
 
 
-def reasons(fastest: Any, tuned: Any, policy: str, timed: timing.Comparison | None) -> str:
-    """Explain the choice of `trials.fastest` in a sentence or two.
+def tuned(job: Job, draft: Checkpoint | Drafter | str, drafting: Drafting) -> Settings:
+    """Find the fastest way to decode a job with this draft: see `tune`.
 
     Args:
-      fastest: plain decoding, drafts of one length, or `tuned` itself.
-      tuned: the loop with the policy and its costs.
-      timed: of a trial, if there was one.
+      drafting: its policy and rule are names, and γ is the longest that is tried.
     """
-    name = trials.POLICY if fastest is tuned else static(fastest.gamma_max)
-    if fastest.gamma_max == 0:  # plain decoding drafts nothing
-        how = f"was {EQUAL_WITHIN:.0%} faster in a trial" if timed else "pays by its costs and α"
-        return f"No draft is worth its time: none {how}."
-    if fastest is tuned:
-        what = f"{policy} decides how long drafts are, at most {tuned.gamma_max} tokens"
-    elif timed:
-        what = f"Drafts of {fastest.gamma_max} in every round were the fastest of a trial"
-    else:
-        what = f"Drafts of {fastest.gamma_max} in every round promise more than {policy}"
-    if timed is None:
-        return f"{what}. No trial timed it: costs and α chose."
-    chose, rest = timed.halves()
-    speedup = trials.per_token(rest, timing.PLAIN) / trials.per_token(rest, name)
-    new = "that did not choose" if len(chose.rows[name]) < len(timed.rows[name]) else "that chose"
-    return (
-        f"{what}. The loop is {speedup:.2f} times as fast as plain decoding, on "
-        f"{len(rest.outputs(name))} inputs {new}."
+    target, branches = job.target, not isinstance(drafting.shape, trees.Chain)
+    policy = str(drafting.policy or ("goodput" if branches else "lookahead"))
+    check(policy)
+    method = building.build(target, draft, drafting, sampling=job.chosen, policy=None)
+    name = drafters.name_of(draft)
+    costs = fitting.costs_for(job, policy, method, name)
+    loop: Any = fitting.with_costs(method, policy, costs, job.rows)
+    fastest = trials.fastest(job, loop, name)
+    why = trials.reasons(fastest, loop, policy)
+    if not branches and costs.gamma_max < method.gamma_max:
+        why += f" Drafts of more than {costs.gamma_max} tokens were not tried, for lack of minutes."
+    busy = doubts.busy([doubts.load_average()])
+    found = Settings(
+        fastest.method.gamma_max,
+        rule=drafting.rule,
+        check_tokens=drafting.check_tokens,
+        words=f"{why} {fitting.words(costs)} {busy}".rstrip(),
+        tuned_for=conditions(loop, target, draft, job.rows, job.max_new_tokens),
     )
+    own: dict[str, Any] = {"policy": policy, "costs": costs, "passes": loop.passes}
+    own["tree"] = trees.text_of(drafting.shape)
+    return dataclasses.replace(found, **own) if fastest.method is loop else found
 
 
-def _doubling(gamma: int) -> list[int]:
-    """1, 2, 4, … below γ + 1."""
-    return [1 << power for power in range(max(gamma, 1).bit_length()) if 1 << power <= gamma]
+def with_passes(job: Job, drafting: Drafting) -> Drafting:
+    """Drafting with passes of 1, 2, 4 and so on positions of each row, for chains on a CPU."""
+    chains = isinstance(drafting.shape, trees.Chain)
+    if not chains or devices.is_accelerator(job.target.model):
+        return drafting
+    gamma = LONGEST if drafting.gamma is None else drafting.gamma
+    rows = bucket(job.rows)
+    widths = [1 << power for power in range(max(gamma, 1).bit_length()) if 1 << power <= gamma]
+    return dataclasses.replace(drafting, passes=[rows * width for width in widths])
+
+
+def select(
+    target: Checkpoint,
+    drafts: Sequence[str | Checkpoint | Drafter],
+    texts: Sequence[Text],
+    *,
+    sampling: Sampling | None = None,
+    max_new_tokens: int = NEW_TOKENS,
+    key: Key[Array, ""] | int | None = None,
+    max_source_len: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    gammas: Sequence[int] = GAMMAS,
+    nodes: Sequence[int] = (),
+    timed_inputs: int = TIMED_INPUTS,
+    repeats: int = REPEATS,
+    minutes: float = MINUTES,
+    dtype: Any = None,
+    check_tokens: bool = True,
+    say: timing.Say = timing.silent,
+) -> Selection:
+    """Measure each candidate on these inputs, and choose one, or plain decoding.
+
+        chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
+        print(chosen.words)
+        specjax.generate(target, chosen.draft, texts, settings=chosen.settings, batch_size=1)
+
+    Args:
+      target: the model whose outputs are to come sooner.
+      drafts: what `generate` takes as its draft, names included ("unigram" and "bigram" are counted
+        here). Named models are loaded one at a time and freed. None given: the members of the
+        target's family that are smaller, see `smaller_members`. Plain decoding is compared with
+        all of them.
+      texts: inputs of the kind that will be decoded, texts or lists of token ids; some 50 are
+        enough.
+      sampling, max_new_tokens, key, max_source_len, batch_size, check_tokens: as in `generate`,
+        with the values of later use. Timings are at batch 1 all the same.
+      gammas: draft lengths to choose from.
+      nodes: sizes of trees to try too, such as (8, 16, 32).
+      timed_inputs: how many of the texts are timed.
+      repeats: repeats of each timing.
+      minutes: time for all of it; 0: no limit. Where it is short, fewer lengths, inputs, tokens and
+        repeats are timed, and a draft that cannot win is not timed at all. Compiling may take
+        longer.
+      dtype: dtype of named drafts, as `specjax.load` takes it.
+      say: is called with a forecast and with each next step, such as "timing … turn 2 of 5".
+
+    Raises:
+      ValueError: `drafts` is no list, none is known for this target, a number out of range, too
+        few texts, or no key where tokens are drawn.
+    """
+    if isinstance(drafts, str) or not isinstance(drafts, Sequence):
+        raise ValueError(f"drafts={drafts!r} should be a list, such as [{drafts!r}].")
+    drafts = list(drafts) or smaller_members(target.name)
+    job = Job(
+        target, texts, sampling, max_new_tokens, key, max_source_len, batch_size, minutes, say
+    )
+    trial = Candidates(job, drafts, gammas, nodes, timed_inputs, repeats, dtype, check_tokens)
+    candidates = [trial.measure(draft, tree) for draft, tree in trial.wanted]
+    return trial.ready(recommend(candidates, [draft for draft, _ in trial.wanted]))

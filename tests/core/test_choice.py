@@ -12,12 +12,14 @@ from specjax import devices
 from specjax.autoregressive import Autoregressive
 from specjax.decoding import building
 from specjax.decoding.texts import tokenize
-from specjax.measure import stopwatch, timing
+from specjax.measure import costing, timing
+from specjax.measure.stopwatch import Stopwatch
 from specjax.policies import Costs, parse
 from specjax.policies.constant import Constant
 from specjax.policies.estimating import Estimating
 from specjax.sampling import Sampling
 from specjax.tuning import trials
+from specjax.tuning.job import Job
 
 KEY = jax.random.key(0)
 
@@ -27,7 +29,7 @@ def race(monkeypatch, takes, emitted=lambda at: 1):
     each trial."""
     raced = []
 
-    def side_by_side(methods, *_, **__):
+    def raced_by_hand(watch, methods, texts):
         raced.append(methods)
         rows = {
             name: [[types.SimpleNamespace(emitted=emitted(at))]] for at, name in enumerate(methods)
@@ -35,8 +37,18 @@ def race(monkeypatch, takes, emitted=lambda at: 1):
         took = {name: np.full((2, 1), takes(name, at)) for at, name in enumerate(methods)}
         return timing.Comparison(took, {}, rows, {})
 
-    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    monkeypatch.setattr(Stopwatch, "race", raced_by_hand)
     return raced
+
+
+def faster(pair, method, texts, cost=None, batch_size=1):
+    watch = Stopwatch(pair.target, 8, KEY, batch_size, trials.REPEATS)
+    return trials.faster(watch, method, texts, cost).method
+
+
+def fastest(pair, method, texts, max_new_tokens=8, batch_size=1):
+    job = Job(pair.target, texts, None, max_new_tokens, KEY, None, batch_size, minutes=0)
+    return trials.fastest(job, method).method
 
 
 def method_of(pair, policy, gamma=3, **options):
@@ -94,28 +106,27 @@ def test_what_a_length_promises():
 @pytest.mark.parametrize(("batch_size", "fixed"), [(1, 1.01), (2, 1.03)])
 def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     """By seconds for a token, on real loops with a clock that is not. Decisions must bring 2%."""
-    real, raced = timing.side_by_side, []
+    real, raced = Stopwatch.race, []
 
-    def side_by_side(methods, *given, **options):
+    def watched(watch, methods, texts):
         raced.append(methods)
-        found = real(methods, *given, **options)
+        found = real(watch, methods, texts)
         slow, fast = np.tile([3.0, 2.0], 2 // batch_size), np.ones(4 // batch_size)
         both = np.stack([fast, fast]), np.stack([9 * fast, slow]), np.stack([fixed * fast, slow])
         decode = dict(zip(methods, both, strict=True))
         return dataclasses.replace(found, decode=decode)
 
-    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    monkeypatch.setattr(Stopwatch, "race", watched)
     table = Costs(0.1, [1.0, 1.0, 1.0, 9.0], alpha=0.6, token=1.0)
     method = method_of(pair, parse("lookahead", costs=table), passes=(3 * batch_size,))
     texts = tokenize(pair.target, TEXTS[:4])
-    options = {"max_new_tokens": 8, "key": KEY, "batch_size": batch_size}
-    found = trials.faster(method, pair.target, texts, **options)
+    found = faster(pair, method, texts, batch_size=batch_size)
     ((decides, plain, other),) = (both.values() for both in raced)
     assert decides is method
     assert isinstance(plain, Autoregressive)
     assert (other.gamma_max, other.passes, type(other.policy)) == (2, (), Constant)
     assert found is (other if fixed < 1.02 else method)
-    found = trials.faster(method, pair.target, texts, cost={1: 1.0, 3: 1.0}, **options)
+    found = faster(pair, method, texts, {1: 1.0, 3: 1.0}, batch_size)
     other = raced[1]["γ=3"]
     assert (other.gamma_max, other.policy.gamma) == (3, 3)
     assert found is (other if fixed < 1.02 else method)
@@ -139,7 +150,7 @@ def test_a_second_length_is_tried(pair, monkeypatch, promise, tried, stays):
     raced = race(monkeypatch, lambda _, at: 3.0 - at)
     monkeypatch.setattr(Estimating, "promised_alone", lambda *_: promise)
     method = method_of(pair, parse("lookahead", costs=Costs(0.0, [1.0] * 9, alpha=0.6)), gamma=8)
-    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
+    found = faster(pair, method, [[1]])
     (names,) = map(tuple, raced)
     assert names == (trials.POLICY, timing.PLAIN, *(f"γ={length}" for length in tried))
     assert (found.gamma_max, found.policy.gamma) == (stays, stays)
@@ -152,10 +163,10 @@ def test_the_fastest_of_three_losers_does_not_stay(pair, monkeypatch, plain):
     takes = {trials.POLICY: 1.0, timing.PLAIN: plain}
     race(monkeypatch, lambda name, _: takes.get(name, 1.2))
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
-    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
+    found = faster(pair, method, [[1]])
     assert isinstance(found, Autoregressive)
     monkeypatch.setattr(trials, "MIN_GAIN_OF_DECISIONS", 1.0)
-    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
+    found = faster(pair, method, [[1]])
     assert (found is method) == (plain == 1.06)
 
 
@@ -164,7 +175,7 @@ def test_time_is_for_a_token(pair, monkeypatch, emitted):
     """At T > 0 outputs differ: 1 s for four tokens, or 1.1 s for four or five."""
     race(monkeypatch, lambda _, at: (1.0, 2.0, 1.1)[at], lambda at: (4, 4, emitted)[at])
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
-    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, cost={2: 1.2})
+    found = faster(pair, method, [[1]], {2: 1.2})
     assert (found is method) == (emitted == 4)
 
 
@@ -177,19 +188,21 @@ def test_time_is_for_a_token(pair, monkeypatch, emitted):
         (256, 8, 8),
         (600, 1, 16),
         (600, 16, 16),
-        (3, 0, 0),
-        (0, 0, 0),
+        (3, 1, 0),
     ],
 )
 def test_how_many_texts_are_tried(pair, monkeypatch, texts, rows, tried):
     """One in 32, from 4 to 16, in whole batches; from all over the run."""
     seen = []
-    monkeypatch.setattr(
-        trials, "faster", lambda method, target, some, **o: seen.append((some, o["batch_size"]))
-    )
+
+    def seeing(watch, method, some):
+        seen.append((some, watch.batch_size))
+        return trials.Fastest(method)
+
+    monkeypatch.setattr(trials, "faster", seeing)
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     given = [[3 + index // 100, 3 + index % 100] for index in range(texts)]
-    trials.fastest(method, pair.target, given, max_new_tokens=4, key=KEY, batch_size=rows)
+    fastest(pair, method, given, batch_size=rows)
     assert [len(some) for some, _ in seen] == [tried]
     if tried:
         first, *_, last = (100 * (ids[0] - 3) + ids[1] - 3 for ids in seen[0][0])
@@ -201,23 +214,22 @@ def test_how_many_texts_are_tried(pair, monkeypatch, texts, rows, tried):
 def test_who_is_not_tried(pair, monkeypatch):
     """Policies that do not estimate α, plain decoding, and whoever prefers it where no length
     promises more; or without texts."""
-    monkeypatch.setattr(timing, "side_by_side", None)
-    options = {"max_new_tokens": 8, "key": KEY}
+    monkeypatch.setattr(Stopwatch, "race", None)
     texts = tokenize(pair.target, TEXTS[:4])
     table = Costs(0.1, [1.0] * 4, alpha=0.6)
     for policy in (parse("goodput", costs=table), parse("svip")):
         method = method_of(pair, policy)
-        assert trials.faster(method, pair.target, texts, **options) is method
+        assert faster(pair, method, texts) is method
     method = method_of(pair, parse("lookahead", costs=table))
-    assert trials.faster(method, pair.target, [], **options) is method
-    assert trials.fastest(method, pair.target, [*TEXTS[:3] * 42, "", TEXTS[0]], **options) is method
+    assert faster(pair, method, []) is method
+    assert fastest(pair, method, [*TEXTS[:3] * 42, "", TEXTS[0]]) is method
     dear = method_of(pair, parse("lookahead", costs=Costs(9.0, [1.0] * 4)))
-    found = trials.fastest(dear, pair.target, TEXTS[:4] * 32, **options)
+    found = fastest(pair, dear, TEXTS[:4] * 32)
     assert isinstance(found, Autoregressive)
     for policy in ("lookahead", "goodput"):
         dear = method_of(pair, parse(policy, costs=Costs(9.0, [1.0] * 4)))
         for texts_ in (texts, []):
-            found = trials.faster(dear, pair.target, texts_, **options)
+            found = faster(pair, dear, texts_)
             assert isinstance(found, Autoregressive)
 
 
@@ -228,7 +240,7 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, cost, fixed):
     raced = race(monkeypatch, lambda name, _: fixed if name == "γ=1" else 1.0)
     dear = parse("lookahead", costs=Costs(9.0, [1.0] * 4, alpha=0.6, between=0.0))
     method = method_of(pair, dear)
-    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, cost={1: cost})
+    found = faster(pair, method, [[1]], {1: cost})
     assert len(raced) == (cost < 1.6)
     for both in raced:
         assert isinstance(both[timing.PLAIN], Autoregressive)
@@ -250,36 +262,35 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, cost, fixed):
 )
 def test_costs_alone_where_there_are_few_texts(pair, monkeypatch, passes, own, facts, way):
     """A policy whose rounds are dear is left for a length that promises a quarter more."""
-    monkeypatch.setattr(timing, "side_by_side", None)
+    monkeypatch.setattr(Stopwatch, "race", None)
     monkeypatch.setattr(trials, "own_costs", lambda *_: {1: own})
     table = Costs(0.0, passes, **{"alpha": 0.6, "between": 0.0} | facts)
     method = method_of(pair, parse("lookahead", costs=table))
     for texts in (TEXTS[:4] * 8, []):
-        found = trials.fastest(method, pair.target, texts, max_new_tokens=8, key=KEY)
+        found = fastest(pair, method, texts)
         kind = "decides" if found is method else "fixed" if found.policy else "plain"
         assert kind == way
         assert way != "fixed" or (found.gamma_max, found.passes) == (1, ())
-    trials.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=0, key=KEY)  # no trial
 
 
 def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
     """Two are timed, as they will run; those between follow. A policy's loop says little of it."""
     timed, given = [], []
 
-    def measure(loops, target, texts, **options):
-        timed.append((loops, texts, options["longest"]))
+    def measure(watch, loops, texts, *, longest, **_):
+        timed.append((loops, texts, longest))
         took = {1: 2.0, 3: 5.0}
         return {name: Costs(0.0, [took[by.gamma_max]] * (by.gamma_max + 1))
                 for name, by in loops.items()}  # fmt: skip
 
-    monkeypatch.setattr(stopwatch, "measure", measure)
+    monkeypatch.setattr(costing, "measure", measure)
     monkeypatch.setattr(Estimating, "promised_alone", lambda _, cost, rows: given.append(cost))
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     for accelerator in (False, True):
         monkeypatch.setattr(devices, "is_accelerator", lambda _, there=accelerator: there)
         for texts in (TEXTS[:4], TEXTS[:4] * 128):
             with pytest.raises(TypeError):  # of what follows
-                trials.fastest(method, pair.target, texts, max_new_tokens=40, key=KEY)
+                fastest(pair, method, texts, max_new_tokens=40)
     assert given == [trials.own_costs(method.policy.costs, ())] * 3 + [{1: 2.0, 2: 3.5, 3: 5.0}]
     ((loops, texts, longest),) = timed
     assert [(by.policy.gamma, by.gamma_max, by.passes) for by in loops.values()] == [
@@ -295,7 +306,7 @@ def test_the_worst_row_counts_where_all_wait_for_it(pair, monkeypatch):
     for name in ("lookahead", "together"):
         method = method_of(pair, parse(name, costs=table), gamma=8)
         for rows in (1, 8):
-            trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, batch_size=rows)
+            faster(pair, method, [[1]], batch_size=rows)
     lengths = [[*methods.values()][-1].gamma_max for methods in raced]
     assert lengths[0] == lengths[1] == lengths[2] > lengths[3]
 
@@ -304,7 +315,7 @@ def test_room_is_checked_before_a_trial(pair, monkeypatch):
     """The texts are not those that costs were measured on."""
     checked = []
     monkeypatch.setattr(trials, "check_room", lambda *given: checked.append(given))
-    monkeypatch.setattr(trials, "faster", lambda *_, **__: None)
+    monkeypatch.setattr(trials, "faster", lambda _, method, __: trials.Fastest(method))
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
-    trials.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=7, key=KEY)
+    fastest(pair, method, TEXTS[:4] * 32, max_new_tokens=7)
     assert checked == [(pair.target, tokenize(pair.target, TEXTS[:1] * 4), 7)]

@@ -17,14 +17,16 @@ from pairs import TEXTS
 from specjax import devices, generate, loop, policies
 from specjax.decoding import building, starting
 from specjax.decoding.texts import common_width, tokenize
-from specjax.measure import counting, doubts, fit, stopwatch, timing
+from specjax.measure import costing, counting, doubts, fit, timing
 from specjax.measure.counting import Always, Undecided
 from specjax.measure.fit import CALL, PLAIN_CALL, REFUSED, TOKEN
 from specjax.measure.speedup import measure_speedup
+from specjax.measure.stopwatch import Stopwatch
 from specjax.policies import Costs
 from specjax.sampling import Sampling
 from specjax.support import command_line as commands
 from specjax.tuning import fitting
+from specjax.tuning.job import Job
 from table_models import inputs_of, random_table
 from toy_policies import library
 
@@ -177,24 +179,23 @@ def test_a_loop_is_timed_as_it_runs(pair, monkeypatch):
     """Whoever drafts γ tokens in every round is timed as it is: on an accelerator that is another
     program, whose rounds all take the same. Alone on a CPU it drafts single tokens too."""
     steady, timed = [], []
-    side_by_side = timing.side_by_side
+    race = Stopwatch.race
 
-    def watched(methods, *given, **options):
+    def watched(watch, methods, *given, **options):
         timed.append([(*name.split(", "), by.policy.fixed) for name, by in methods.items()])
-        return side_by_side(methods, *given, **options)
+        return race(watch, methods, *given, **options)
 
-    monkeypatch.setattr(timing, "side_by_side", watched)
-    monkeypatch.setattr(stopwatch, "fit", lambda *_, **options: steady.append(options["steady"]))
+    monkeypatch.setattr(Stopwatch, "race", watched)
+    monkeypatch.setattr(costing, "fit", lambda *_, **options: steady.append(options["steady"]))
     static = {"γ=2": build(pair, pair.draft, 2)}
     loops = {"policies": build(pair, pair.draft, 2, policy=Undecided()), **static}
     texts = tokenize(pair.target, TEXTS[:1])
     own = {"mine": build(pair, pair.draft, 2)}  # a policy of a loop that it shares decides nothing
-    run = {"max_new_tokens": 4, "key": jax.random.key(0), "repeats": 1}
+    watch = watch_of(pair, 4)
     for accelerator in (False, True):
         monkeypatch.setattr(devices, "is_accelerator", lambda _, there=accelerator: there)
-        shared = {"passes_of": {"mine": "policies"}}
-        stopwatch.measure(loops | own, pair.target, texts, **shared, **run)
-        stopwatch.measure(static, pair.target, texts, **run)
+        costing.measure(watch, loops | own, texts, passes_of={"mine": "policies"})
+        costing.measure(watch, static, texts)
     assert steady == [set(), set(), {"γ=2"}, {"γ=2"}]
     both = [
         *(("policies", f"{length} drafted", False) for length in range(3)),
@@ -319,6 +320,10 @@ def test_a_gamma_without_a_cost():
 # --- what is timed ---------------------------------------------------------------------------
 
 
+def watch_of(pair, max_new_tokens, repeats=1, **options):
+    return Stopwatch(pair.target, max_new_tokens, jax.random.key(0), repeats=repeats, **options)
+
+
 def build(pair, draft, gamma=1, **options):
     return building.build(pair.target, draft, gamma=gamma, sampling=Sampling(0.0), **options)
 
@@ -328,12 +333,11 @@ def test_turns(pair):
     texts = tokenize(pair.target, TEXTS[:6])
     methods = {timing.PLAIN: build(pair, None), "spec": build(pair, pair.draft, 2)}
     order = []
-    found = timing.side_by_side(
-        methods, pair.target, texts, max_new_tokens=8, key=jax.random.key(0), repeats=2,
-        budgets=[1, 8, 8, 3, 99, 8],
+    found = watch_of(pair, 8, repeats=2).race(
+        methods, texts, [1, 8, 8, 3, 99, 8],
         note=lambda state: order.append("spec" if state.drafter else timing.PLAIN),
     )  # fmt: skip
-    turns = [tuple(order[at : at + 2]) for at in range(2, len(order), 2)]  # after the compilation
+    turns = [tuple(order[at : at + 2]) for at in range(0, len(order), 2)]
     assert len(turns) == 2 * 6
     assert set(turns) == {(timing.PLAIN, "spec"), ("spec", timing.PLAIN)}
     assert [row.index for row in found.outputs(timing.PLAIN)] == list(range(6))
@@ -422,17 +426,16 @@ def test_what_is_timed(pair, monkeypatch):
     """Calls of one token and of whole outputs, of every loop; each is the sum of its rounds. What
     was tested and accepted is counted by output."""
     seen, told = [], []
-    inner = stopwatch.acceptance
-    monkeypatch.setattr(stopwatch, "acceptance", lambda *given: told.append(given) or inner(*given))
-    monkeypatch.setattr(stopwatch, "fit", lambda *given, **options: seen.append((*given, options)))
+    inner = costing.acceptance
+    monkeypatch.setattr(costing, "acceptance", lambda *given: told.append(given) or inner(*given))
+    monkeypatch.setattr(costing, "fit", lambda *given, **options: seen.append((*given, options)))
     texts = tokenize(pair.target, TEXTS[:3])
     shared = build(pair, pair.draft, 3, passes=(1,), policy=Undecided())
     loops = {"policies": shared, "γ=2": build(pair, pair.draft, 2)}
     loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.parse("svip"))
-    stopwatch.measure(
-        loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0), repeats=1,
-        passes_of={"svip": "policies"}, plain=build(pair, None),
-        untimed=texts[2:], refusals=True,
+    costing.measure(
+        watch_of(pair, 12), loops, texts[:2], passes_of={"svip": "policies"},
+        plain=build(pair, None), untimed=texts[2:], refusals=True,
     )  # fmt: skip
     ((widths, found, *shares, options),) = seen
     assert widths == {"policies": (1, 4), "γ=2": (3,)}
@@ -476,10 +479,8 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
     monkeypatch.setattr(
         starting, "prepare", lambda *a, **k: widths.append(k["width"]) or prepare(*a, **k)
     )
-    stopwatch.measure(
-        {"loop": build(pair, pair.draft, 1)}, pair.target, texts[:1], max_new_tokens=4,
-        key=jax.random.key(0), repeats=1, untimed=texts[1:],
-    )  # fmt: skip
+    loops = {"loop": build(pair, pair.draft, 1)}
+    costing.measure(watch_of(pair, 4), loops, texts[:1], untimed=texts[1:])
     assert set(widths) == {common_width(texts)}
     assert len(widths) == 3 + 2 + 1  # to compile, timed, not timed
 
@@ -488,13 +489,10 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
 def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     """Three texts fill batches of two; the rounds are those of the row that had the most."""
     seen, told = [], []
-    monkeypatch.setattr(stopwatch, "fit", lambda loops, calls, *_, **__: seen.extend(calls))
-    monkeypatch.setattr(stopwatch, "acceptance", lambda *given: told.append(given) or (0.5, 0.1))
+    monkeypatch.setattr(costing, "fit", lambda loops, calls, *_, **__: seen.extend(calls))
+    monkeypatch.setattr(costing, "acceptance", lambda *given: told.append(given) or (0.5, 0.1))
     texts = tokenize(pair.target, TEXTS[:3])
-    stopwatch.measure(
-        {"loop": build(pair, pair.draft, 2)}, pair.target, texts, max_new_tokens=12,
-        key=jax.random.key(0), repeats=1, batch_size=2,
-    )  # fmt: skip
+    costing.measure(watch_of(pair, 12, batch_size=2), {"loop": build(pair, pair.draft, 2)}, texts)
     assert len(seen) == 2 * (2 + 2)  # drafts of one token, and of two
     real = generate(pair.target, pair.draft, [*TEXTS[:3], TEXTS[0]], max_new_tokens=12, gamma=2)
     calls = real.target_calls
@@ -619,10 +617,12 @@ def test_who_needs_costs(pair, tmp_path, monkeypatch):
     assert not policies.needs_costs("policy_with_costs:mine(None)")
     # Its costs are of all lengths, of which it will take one.
     timed = []
-    monkeypatch.setattr(stopwatch, "measure", lambda loops, *_, **__: timed.append(loops) or loops)
+    monkeypatch.setattr(
+        costing, "measure", lambda _, loops, *__, **___: timed.append(loops) or loops
+    )
     for name in ("policy_with_costs:mine", "goodput"):
-        method, key = build(pair, pair.draft, 3), jax.random.key(0)
-        fitting.costs_for(name, method, pair.target, TEXTS[:1], max_new_tokens=4, key=key)
+        job = Job(pair.target, TEXTS[:1], max_new_tokens=4)
+        fitting.costs_for(job, name, build(pair, pair.draft, 3))
     assert [type(each["loop"].policy).__name__ for each in timed] == ["Undecided", "Goodput"]
     policies.check("goodput")
     policies.check("svip")
@@ -678,7 +678,6 @@ def test_policies_may_share_a_prefill(pair, monkeypatch):
         "average": build(pair, pair.draft, 3, policy="experiments.adaptive.policies:gammatune"),
         "2": build(pair, pair.draft, 2),
     }
-    options = {"max_new_tokens": 8, "key": jax.random.key(0), "repeats": 2}
     programs, at_turns = [], []
 
     def listen(event, seconds, **_):
@@ -686,16 +685,20 @@ def test_policies_may_share_a_prefill(pair, monkeypatch):
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        shared = timing.side_by_side(methods, pair.target, texts, share=True, **options,
-                                     say=lambda _: at_turns.append(len(programs)))  # fmt: skip
+        watch = watch_of(pair, 8, repeats=2, say=lambda _: at_turns.append(len(programs)))
+        shared = watch.race(methods, texts, share=True)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert at_turns[0] < at_turns[1] == len(programs)  # nothing compiles after the warm-up
     assert len(begun) == 3 + 3 * 4  # methods without their policies: to warm up, and in each call
     assert len({*begun}) == 3
     begun.clear()
-    own = timing.side_by_side(methods, pair.target, texts, compiled=True, **options)
-    assert len(begun) == 5 * 4
+    watch = watch_of(pair, 8, repeats=2)
+    own = watch.race(methods, texts)
+    assert len(begun) == 5 * (2 + 1 + 4)  # to compile, to warm up, and in each call
+    begun.clear()
+    watch.race(methods, texts)
+    assert len(begun) == 5 * 4  # nothing compiles again
     for name in methods:
         assert own.outputs(name) == shared.outputs(name)
         assert np.all(shared.decode[name] < shared.whole[name])

@@ -17,6 +17,7 @@ from experiments.train import batches, steps
 from experiments.train import tokenizer as tokenizers
 from pairs import IDS, TEXTS
 from specjax.checkpoints import Checkpoint
+from specjax.decoding import building
 from specjax.decoding.texts import tokenize
 from specjax.drafters import ngram
 from specjax.measure import metrics
@@ -268,5 +269,6 @@ def test_loss(target, tokenizer):
 def test_metrics_refuse_nothing_for_a_start_token(target, draft):
     """An encoder-decoder skips blank inputs; here they count."""
     outputs = [[5, 6]]
-    alpha = metrics.alpha_of_outputs(target, draft, [""], outputs, sampling=Sampling(1.0))
+    loop = building.build(target, draft, sampling=Sampling(1.0))
+    alpha = metrics.alpha_of(loop, target, [""], outputs)
     assert alpha.tokens == 2

@@ -10,6 +10,7 @@ import pytest
 import test_admission
 from specjax.decoding import building, streaming
 from specjax.measure import timing
+from specjax.measure.stopwatch import Stopwatch
 from specjax.sampling import Sampling
 from specjax.support import memory_maps
 from specjax.support.memory_maps import _Process, kept, make_room
@@ -90,15 +91,13 @@ def test_no_program_is_dropped_while_it_is_timed(cleared):
     method, target = test_admission.made("plain")
     compiled = []
 
-    def between():
+    def note(state):
         compiled.append(_Process.compiled)
         _Process.compiled, _Process.left = True, 0  # as if a neighbour had compiled
         make_room()
 
-    timing.side_by_side(
-        {"one": method, "same": method}, target, test_admission.IDS[:2], max_new_tokens=3,
-        key=test_admission.KEY, repeats=2, width=8, between=between,
-    )  # fmt: skip
+    watch = Stopwatch(target, 3, test_admission.KEY, repeats=2, width=8)
+    watch.race({"one": method}, test_admission.IDS[:2], note=note)
     assert (len(cleared), len(compiled), _Process.kept) == (1, 4, 0)
     make_room()
     assert len(cleared) == 2

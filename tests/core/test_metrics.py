@@ -13,6 +13,7 @@ from pairs import IDS, TEXTS
 from reference import distribution
 from specjax import results, rules
 from specjax.batching import pack
+from specjax.decoding import building
 from specjax.decoding.texts import tokenize
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import metrics
@@ -101,7 +102,8 @@ def test_alpha_compiles_once(pair):
     before = metrics.overlaps._cache_size()
     texts, outputs = [TEXTS[5], " ".join(TEXTS[:3])], [[5] * 40, [5]]
     chosen = Sampling(0.0)
-    metrics.alpha_of_outputs(pair.target, pair.draft, texts, outputs, sampling=chosen, batch_size=1)
+    loop = building.build(pair.target, pair.draft, gamma=1, sampling=chosen)
+    metrics.alpha_of(loop, pair.target, texts, outputs, 1)
     assert metrics.overlaps._cache_size() == before + 1
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import specjax
 from pairs import TEXTS
+from specjax.decoding import building
 from specjax.measure import metrics, timing
 from specjax.support import command_line
 from specjax.tuning.pace import Pace, reduced
@@ -29,10 +30,8 @@ RUN = {"max_new_tokens": 12, "gammas": (1, 2, 3), "timed_inputs": 2, "repeats": 
     ],
 )
 def test_what_is_lowered(seconds, left):
-    least = {"tokens": 32, "repeats": 2}
-    counts = {"tokens": 128, "repeats": 5}
-    assert reduced(counts, least, lambda tokens, repeats: tokens * repeats, seconds) == left
-    assert reduced({"tokens": 8}, least, lambda tokens: tokens, 0) == {"tokens": 8}
+    assert reduced({"tokens": (128, 32), "repeats": (5, 2)}, seconds) == left
+    assert reduced({"tokens": (8, 32)}, 0) == {"tokens": 8}
 
 
 @pytest.mark.parametrize(("until", "turns"), [(np.inf, 4), (0.0, timing.MIN_REPEATS)])
@@ -64,8 +63,8 @@ def test_tokens_along_an_output(beta, gamma, tokens):
 def test_tokens_along_outputs_are_those_of_the_loop(pair):
     """At temperature 0, where a token is accepted or not: the loop's own tokens per call."""
     plain = specjax.generate(pair.target, None, TEXTS, max_new_tokens=24)
-    by = {"sampling": specjax.sampling.Greedy()}
-    alpha = metrics.alpha_of_outputs(pair.target, pair.draft, TEXTS, plain.tokens, **by)
+    loop = building.build(pair.target, pair.draft, sampling=specjax.sampling.Greedy())
+    alpha = metrics.alpha_of(loop, pair.target, TEXTS, plain.tokens)
     for gamma in (1, 3):
         run = specjax.generate(pair.target, pair.draft, TEXTS, gamma=gamma, max_new_tokens=24)
         assert metrics.tokens_along(alpha.overlaps, gamma) == pytest.approx(
@@ -133,10 +132,8 @@ def test_a_forecast_comes_before_measurements(pair, minutes):
 
 def test_without_a_limit_everything_is_timed(pair):
     said: list[str] = []
-    trial = specjax.tuning.candidates.Trial(
-        pair.target, TEXTS[:2], ["lookup"], minutes=0, say=said.append, **RUN
-    )
-    found = trial.measure("lookup")
+    chosen = specjax.select(pair.target, ["lookup"], TEXTS[:2], minutes=0, say=said.append, **RUN)
+    (found,) = chosen.candidates
     assert not found.dropped
     assert found.speedup > 0
     assert "timing plain decoding and speculative, turn 4 of 4" in said

@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import time
+import types
 import weakref
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ import command_line
 import specjax
 from pairs import TEXTS
 from specjax import checkpoints, drafters, formulas, loop, trees
+from specjax.decoding import building
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import doubts, metrics
 from specjax.models.language_model import LanguageModel
@@ -24,11 +26,17 @@ from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.support import named
 from specjax.support.named import short
-from specjax.tuning.candidates import Trial
+from specjax.tuning.candidates import Candidates
+from specjax.tuning.inputs import Inputs
+from specjax.tuning.job import Job
 from specjax.tuning.members import smaller_members
 from specjax.tuning.recommendation import Candidate, reasons, recommend, why_not
 
 BUDGET = 24
+
+
+def trial(target, texts, drafts=(), gammas=(1,), nodes=(), timed_inputs=16, repeats=5, **job):
+    return Candidates(Job(target, texts, **job), drafts, gammas, nodes, timed_inputs, repeats)
 
 
 # The words, of candidates that were never measured.
@@ -113,41 +121,6 @@ def test_what_would_change_it():
     assert "c = 1.25: a draft step takes 1.25x as long as a target step" in why_not(slow)
 
 
-def test_the_winner_is_reported_by_other_inputs():
-    """One was lucky on the inputs that choose: its figures are of the others."""
-    lucky = candidate(name="lucky", speedup=1.2, choosing=2.0)
-    steady = candidate(name="steady", speedup=1.5, choosing=1.6)
-    said = recommend([lucky, steady])
-    assert (said.draft, said.words[:39]) == (
-        "lucky",
-        f"Use lucky with gamma={lucky.gamma}: outputs come 1.",
-    )
-    assert "1.20 times as fast end to end" in said.words
-    said = recommend([dataclasses.replace(lucky, speedup_end_to_end=0.99), steady])
-    assert said.draft == "steady"
-    assert recommend([candidate(speedup=1.5, choosing=1.01)]).draft is None
-
-
-def test_nothing_follows_from_timings_that_contradict_themselves():
-    fine = candidate(name="fine", alpha=0.9)
-    odd = dataclasses.replace(fine, name="odd", doubts=("c = 2.90: too slow",), choosing=9.0)
-    said = recommend([odd])
-    assert said.draft is None
-    assert said.words.startswith(
-        "No draft is recommended: the timings contradict themselves.\nodd: "
-    )
-    assert "nothing follows from them (c = 2.90: too slow)" in said.words
-    said = recommend([odd, fine])
-    assert said.draft == "fine"
-    assert "odd: its timings contradict themselves" in said.words
-    busy = recommend([fine, dataclasses.replace(fine, load=5.2)])
-    assert busy.draft is None
-    assert busy.settings.gamma == 0
-    first, guess = busy.words.split("\n")
-    assert first.startswith("No draft is recommended. The machine was busy: ")
-    assert guess.startswith(f"By these timings it would be: Use fine with gamma={fine.gamma}: ")
-
-
 def test_settings_say_what_was_timed():
     """They hold what the winner was timed with, and without one the first candidate."""
     known = {"batch_size": 1}
@@ -175,58 +148,107 @@ class OneAhead(ModelDrafter):
 
 
 @pytest.mark.sweep
-def test_gamma_by_the_rates_of_each_position(pair, monkeypatch):
+def test_gamma_by_the_rates_of_each_position(pair):
     """Where the first token is as good as the target's and no other comes, one token is drafted.
     α, which asks for first tokens alone, would take the longest draft."""
-    trial = Trial(pair.target, TEXTS[:4], max_new_tokens=BUDGET, gammas=(1, 2, 4))
+    made = trial(pair.target, TEXTS[:4], max_new_tokens=BUDGET, gammas=(1, 2, 4))
     drafter = OneAhead(pair.twin.model)
-    longest = trial._method(drafter, 4)
+    longest = made._build(drafter, gamma=4)
     always = metrics.Alpha(1.0, None, None, 60, [np.ones(60)])
-    expected = trial._expected("one ahead", longest, always)
+    expected = made._expected("one ahead", longest, always)
     assert expected == {1: 2.0, 2: 2.0, 4: 2.0}
-    monkeypatch.setattr(trial, "_method", lambda _, gamma: gamma)
-    chosen = trial._best_chain(drafter, expected, Costs(0.1, [1.0] * 5))
-    assert (chosen.gamma, chosen.tokens) == (1, 2.0)
-    along = trial._expected("twin", trial.__class__._method(trial, pair.twin, 4), always)
+    chosen = made._best_chain(longest, [1, 4], expected, Costs(0.1, [1.0] * 5))
+    assert (chosen.gamma, chosen.tokens, chosen.method.gamma_max) == (1, 2.0, 1)
+    # Where time is short, all lengths are timed in the loop of one, and race in it.
+    costs = Costs(0.1, [1.0, 1.1, 1.2, 1.3, 1.4])
+    shared = made._best_chain(longest, [4], expected, costs)
+    assert (shared.gamma, shared.method.gamma_max, shared.v) == (1, 4, pytest.approx(1.4))
+    assert int(shared.method.policy.gamma) == 1
+    assert shared.steps == pytest.approx({gamma: 1.4 + 0.1 * gamma for gamma in (1, 2, 4)})
+    along = made._expected("twin", made._build(pair.twin, gamma=4), always)
     assert along == {1: 2.0, 2: 3.0, 4: 5.0}
 
 
-def test_recommendation():
-    fast = candidate(alpha=0.9, name="big/fast", memory=300)
-    same = dataclasses.replace(
-        fast, name="big/same", memory=200, speedup_end_to_end=0.97 * fast.speedup_end_to_end
-    )
-    slow = candidate(alpha=0.3, c=0.5, name="slow")
-    broken = Candidate("broken", problem="No such directory: broken.")
-    said = recommend([slow, fast, broken])
-    assert (said.draft, said.settings.gamma) == ("big/fast", fast.gamma)
-    assert f"Use fast with gamma={fast.gamma}" in said.words
-    assert f"{fast.speedup_end_to_end:.2f} times as fast end to end" in said.words
-    assert "slow, 0." in said.words
-    assert "broken cannot draft: No such directory" in said.words
-    # Of equals the smaller.
-    said = recommend([slow, fast, same])
-    assert said.draft == "big/same"
-    assert "No slower within 5%, but larger: fast." in said.words
-    assert "more than timings vary" not in recommend([candidate()]).words
-    said = recommend([broken]).words
-    assert said.startswith("Use plain decoding: no draft can be used.\nbroken")
+SHAPE = "fixed(paths=((0,), (1,)), draw='without')"
+FAST = candidate(alpha=0.9, name="big/fast", memory=300)
+SLOW = candidate(alpha=0.3, c=0.5, name="slow")
+SAME = dataclasses.replace(
+    FAST, name="big/same", memory=200, speedup_end_to_end=0.97 * FAST.speedup_end_to_end
+)
+BROKEN = Candidate("broken", problem="No such directory: broken.")
+LUCKY = candidate(name="lucky", speedup=1.2, choosing=2.0)
+STEADY = candidate(name="steady", speedup=1.5, choosing=1.6)
+ODD = dataclasses.replace(FAST, name="odd", doubts=("c = 2.90: too slow",), choosing=9.0)
+CHAIN = candidate(alpha=0.8, total=1.5)
+TREE = dataclasses.replace(CHAIN, tree=SHAPE, gamma=1, nodes=2, speedup_end_to_end=1.8)
+NOISY = dataclasses.replace(candidate(speedup=1.2), speedup_low=0.97, speedup_high=1.4)
 
 
-def test_a_tree_that_is_faster_is_recommended():
-    shape = "fixed(paths=((0,), (1,)), draw='without')"
-    chain = candidate(alpha=0.8, total=1.5)
-    tree = dataclasses.replace(chain, tree=shape, gamma=1, nodes=2, speedup_end_to_end=1.8)
-    said = recommend([chain, tree])
-    assert (said.settings.gamma, said.settings.tree) == (1, shape)
-    assert "Use small with a tree of 2 nodes, 1 deep: " in said.words
-    assert f'tree="{shape}"' in said.words
-    # Of equals the chain, which is simpler.
-    said = recommend([chain, dataclasses.replace(tree, speedup_end_to_end=1.52)])
-    assert (said.settings.gamma, said.settings.tree) == (chain.gamma, "chain")
-    assert "No slower within 5%, but larger: small with a tree of 2 nodes, 1 deep." in said.words
-    none = Candidate("one", problem="it cannot", tree="none")
-    assert "one cannot branch: it cannot" in recommend([chain, none]).words
+def pair_of(first, second):
+    """Two drafts of which the second needs less memory."""
+    return [
+        candidate(name=name, memory=memory, speedup=total, total=total)
+        for name, memory, total in (("a", 300, first), ("b", 100, second))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "draft", "words"),
+    [
+        (
+            [SLOW, FAST, BROKEN], "big/fast",
+            [f"Use fast with gamma={FAST.gamma}", f"{FAST.speedup:.2f} times as fast end to end",
+             "slow, 0.", "broken cannot draft: No such directory"],
+        ),
+        # Of equals the smaller, or the chain, which is simpler.
+        ([SLOW, FAST, SAME], "big/same", ["No slower within 5%, but larger: fast."]),
+        ([CHAIN, TREE], "models/small", ["Use small with a tree of 2 nodes, 1 deep: ",
+                                         f'tree="{SHAPE}"']),
+        (
+            [CHAIN, dataclasses.replace(TREE, speedup_end_to_end=1.52)], "models/small",
+            ["No slower within 5%, but larger: small with a tree of 2 nodes, 1 deep."],
+        ),
+        ([CHAIN, Candidate("one", problem="it cannot", tree="none")], "models/small",
+         ["one cannot branch: it cannot"]),
+        ([BROKEN], None, ["Use plain decoding: no draft can be used.\nbroken"]),
+        # One was lucky on the inputs that choose: its figures are of the others.
+        ([LUCKY, STEADY], "lucky", ["Use lucky with", "1.20 times as fast end to end"]),
+        ([dataclasses.replace(LUCKY, speedup_end_to_end=0.99), STEADY], "steady", []),
+        ([candidate(speedup=1.5, choosing=1.01)], None, []),
+        # Nothing follows from timings that contradict themselves, or from a busy machine.
+        (
+            [ODD], None,
+            ["No draft is recommended: the timings contradict themselves.\nodd: ",
+             "nothing follows from them (c = 2.90: too slow)"],
+        ),
+        ([ODD, FAST], "big/fast", ["odd: its timings contradict themselves"]),
+        (
+            [FAST, dataclasses.replace(FAST, load=5.2)], None,
+            ["No draft is recommended. The machine was busy: ",
+             f"\nBy these timings it would be: Use fast with gamma={FAST.gamma}: "],
+        ),
+        # Plain decoding is a candidate: nothing is recommended that is not faster, however small.
+        (pair_of(1.03, 0.985), None,
+         ["a, 1.03 times as fast end to end: that is no more than timings vary"]),
+        (pair_of(1.07, 0.985), "a", ["1.07 times as fast end to end"]),
+        (pair_of(1.07, 1.03), "a", []),
+        (pair_of(1.08, 1.06), "b", ["1.06 times as fast end to end"]),
+        (pair_of(0.9, 1.3), "b", []),
+        # A median of 1.2 says little where a quarter of the repeats was slower.
+        ([NOISY], None,
+         ["1.20 times as fast end to end: that is no more than timings vary (quartiles"]),
+        ([dataclasses.replace(NOISY, speedup_low=1.1)], "models/small", []),
+    ],
+)  # fmt: skip
+def test_recommendation(candidates, draft, words):
+    """In any order of the candidates; γ and tree are the winner's."""
+    for order in (candidates, candidates[::-1]):
+        said = recommend(order)
+        assert said.draft == draft
+        assert [one for one in words if one not in said.words] == []
+        won = f"with a tree of {TREE.nodes}" in said.words.split(":")[0]
+        assert said.settings.tree in ([SHAPE] if won else [None, "chain"])
+        assert (said.settings.gamma == 0) == (draft is None)
 
 
 @pytest.mark.slow
@@ -244,49 +266,6 @@ def test_trees_are_tried_beside_chains(pair):
     assert f"{refused.name} cannot branch: " in chosen.words
 
 
-@pytest.mark.parametrize(
-    ("totals", "wanted"),
-    [
-        ((1.03, 0.985), None),  # neither is better than no draft
-        ((1.07, 0.985), "a"),
-        ((1.07, 1.03), "a"),  # of equals the smaller, but for those that plain decoding equals
-        ((1.08, 1.06), "b"),
-        ((0.9, 1.3), "b"),
-    ],
-)
-def test_plain_decoding_is_a_candidate(totals, wanted):
-    """Nothing is recommended that is not faster than it, however small."""
-    drafts = [
-        candidate(name=name, memory=memory, speedup=total, total=total)
-        for name, memory, total in zip("ab", (300, 100), totals, strict=True)
-    ]
-    for order in (drafts, drafts[::-1]):
-        said = recommend(order)
-        assert said.draft == wanted
-        if wanted is None:
-            assert said.settings.gamma == 0
-            first, *reasons = said.words.split("\n")
-            assert first.startswith("Use plain decoding: no draft here makes outputs come sooner")
-            assert len(reasons) == 2
-            assert (
-                "a, 1.03 times as fast end to end: that is no more than timings vary" in said.words
-            )
-        else:
-            assert f"Use {wanted} with gamma" in said.words
-            assert f"{totals['ab'.index(wanted)]:.2f} times as fast end to end" in said.words
-
-
-def test_a_speedup_within_its_noise_is_none():
-    """A median of 1.2 says little where a quarter of the repeats was slower."""
-    noisy = dataclasses.replace(candidate(speedup=1.2), speedup_low=0.97, speedup_high=1.4)
-    said = recommend([noisy])
-    assert said.draft is None
-    assert (
-        "1.20 times as fast end to end: that is no more than timings vary (quartiles" in said.words
-    )
-    assert recommend([dataclasses.replace(noisy, speedup_low=1.1)]).draft == noisy.name
-
-
 @pytest.mark.sweep
 def test_what_is_chosen_decodes(pair, monkeypatch):
     """By the last line of `select`'s docstring. The draft is the one that was given; n-grams have
@@ -299,8 +278,9 @@ def test_what_is_chosen_decodes(pair, monkeypatch):
         speedup = speedups[name] + (0.5 if tree else 0.0)
         return candidate(name=name, speedup=speedup, tree=shape, gammas=(1,), load=0.0)
 
-    monkeypatch.setattr(Trial, "measure", measure)
-    monkeypatch.setattr(Trial, "_decode", lambda *_: [[3, 4, 5]])
+    monkeypatch.setattr(Candidates, "measure", measure)
+    rows = [types.SimpleNamespace(tokens=[3, 4, 5])]
+    monkeypatch.setattr(Inputs, "rows", lambda *_: rows)
     run = {"max_new_tokens": 4}
     drafts = [pair.draft, "bigram", "lookup"]
     plain, kept = specjax.generate(pair.target, None, TEXTS[:2], **run), []
@@ -428,11 +408,10 @@ def test_a_prediction_counts_what_lies_between_the_phases(pair, monkeypatch):
 @pytest.mark.sweep
 def test_counts_are_of_inputs_that_are_not_measured(pair):
     """Over the outputs of the first half; and α at temperature 1 beside the greedy agreement."""
-    trial = Trial(
+    found = trial(
         pair.target, ["", *TEXTS], ["bigram"], sampling=specjax.Sampling(), key=0,
-        max_new_tokens=BUDGET, gammas=(1,), timed_inputs=2, repeats=1,
-    )  # fmt: skip
-    found = trial.measure("bigram")
+        max_new_tokens=BUDGET, timed_inputs=2, repeats=1,
+    ).measure("bigram")  # fmt: skip
     key = jax.random.key(0)
     generate = functools.partial(
         specjax.generate, pair.target, None, max_new_tokens=BUDGET, temperature=1.0, key=key
@@ -443,8 +422,11 @@ def test_counts_are_of_inputs_that_are_not_measured(pair):
     )
     outputs = generate(TEXTS[4:]).tokens
     both = [
-        metrics.alpha_of_outputs(
-            pair.target, bigram, TEXTS[4:], outputs, sampling=specjax.sampling.Sampling(t)
+        metrics.alpha_of(
+            building.build(pair.target, bigram, gamma=1, sampling=specjax.Sampling(t)),
+            pair.target,
+            TEXTS[4:],
+            outputs,
         ).value
         for t in (1.0, 0.0)
     ]
@@ -461,25 +443,25 @@ def test_counts_are_of_inputs_that_are_not_measured(pair):
 
 def test_an_input_that_is_given_twice_is_not_counted_and_measured(pair):
     """A list that repeats itself: its second half is its first."""
-    trial = Trial(pair.target, [*TEXTS, *(f"{text} " for text in TEXTS)], ["unigram"])
-    assert trial._counted == [f"{text} " for text in TEXTS[: len(TEXTS) // 2]]
-    assert [text.strip() for text in trial._measured] == 2 * TEXTS[len(TEXTS) // 2 :]
+    made = trial(pair.target, [*TEXTS, *(f"{text} " for text in TEXTS)], ["unigram"])
+    assert made.inputs.counted == [f"{text} " for text in TEXTS[: len(TEXTS) // 2]]
+    assert [text.strip() for text in made.inputs.measured] == 2 * TEXTS[len(TEXTS) // 2 :]
     with pytest.raises(ValueError, match=r"1 different input\(s\) are too few"):
-        Trial(pair.target, ["one", "one "], ["bigram"])
+        trial(pair.target, ["one", "one "], ["bigram"])
 
 
 def test_inputs_may_be_token_ids(pair):
     """Repeated and empty lists of ids are handled as repeated and blank texts."""
     ids = [[3, 4, 5], (6, 7), [8], [9, 10], [3, 4, 5]]
-    trial = Trial(pair.target, [*ids, [], "one"], ["unigram"])
-    assert trial._counted == [[3, 4, 5], (6, 7)]
-    assert trial._measured == [[8], [9, 10], "one"]
-    assert all(len(output) > 0 for output in trial._outputs)
+    made = trial(pair.target, [*ids, [], "one"], ["unigram"])
+    assert made.inputs.counted == [[3, 4, 5], (6, 7)]
+    assert made.inputs.measured == [[8], [9, 10], "one"]
+    assert all(len(output) > 0 for output in made.inputs.outputs)
 
 
 def test_ngrams_need_inputs_that_are_kept_for_them(pair):
     """Without such a draft a trial measures on all inputs, and has none to count."""
-    found = Trial(pair.target, TEXTS, max_new_tokens=BUDGET, gammas=(1,)).measure("bigram")
+    found = trial(pair.target, TEXTS, max_new_tokens=BUDGET).measure("bigram")
     assert "n-grams count outputs of inputs that nothing is measured on" in found.problem
 
 
@@ -498,7 +480,7 @@ def test_ngrams_need_inputs_that_are_kept_for_them(pair):
 )
 def test_options_out_of_range(pair, options, message):
     with pytest.raises(ValueError, match=message):
-        Trial(pair.target, **{"texts": TEXTS, **options})
+        trial(pair.target, **{"texts": TEXTS, **options})
 
 
 def test_a_name_is_no_list_of_drafts(pair):

@@ -8,6 +8,7 @@ import pytest
 
 import specjax
 from specjax import sampling as smp
+from specjax.decoding import building
 from specjax.drafters import ngram
 from specjax.measure import metrics
 from specjax.tuning.ranks import acceptance_by_rank
@@ -89,7 +90,8 @@ def test_acceptance_by_rank(temperature):
     )
     options = {"sampling": chosen, "batch_size": 20}
     known = target, draft, texts, plain.tokens
-    alpha = metrics.alpha_of_outputs(*known, **options).value
+    loop = building.build(target, draft, gamma=1, sampling=chosen)
+    alpha = metrics.alpha_of(loop, target, texts, plain.tokens, 20).value
     if temperature == 0:
         top = acceptance_by_rank(*known, **options)
         assert top[0] == pytest.approx(alpha, abs=1e-6)

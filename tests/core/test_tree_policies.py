@@ -26,6 +26,7 @@ from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees import speculative as tree_speculative
 from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning import fitting
+from specjax.tuning.job import Job
 from table_models import TableModel, inputs_of, random_table
 from test_trees import PROMPT, begun, check_enumerated, method_of, one_step
 from tiny_models import quick, slow
@@ -297,11 +298,8 @@ def test_costs_of_a_tree(pair):
     method = building.build(
         pair.target, pair.draft, tree=MIXED, sampling=sampling, passes=(2 * bucket(3),)
     )
-    run = {"max_new_tokens": 9, "key": jax.random.key(0), "batch_size": 3}
-    by_nodes, by_depth = (
-        fitting.costs_for(policy, method, pair.target, TEXTS[:1], **run)
-        for policy in ("nodes", "goodput")
-    )
+    job = Job(pair.target, TEXTS[:1], sampling, 9, 0, batch_size=3, samples=3)
+    by_nodes, by_depth = (fitting.costs_for(job, policy, method) for policy in ("nodes", "goodput"))
     assert by_nodes.verify.shape == (5,)
     assert len(np.unique(by_nodes.verify)) <= 3
     assert by_depth.verify.shape == (3,)

@@ -20,6 +20,7 @@ from specjax.decoding import building, running, starting, streaming
 from specjax.decoding.conditions import conditions
 from specjax.decoding.texts import tokenize
 from specjax.measure import timing
+from specjax.measure.stopwatch import Stopwatch
 from specjax.policies import Costs
 from specjax.sampling import Greedy, Sampling
 from specjax.settings import Drafting, Settings
@@ -73,7 +74,7 @@ def test_costs_are_asked_for(pair, name):
 @pytest.mark.sweep
 def test_measured_and_used(pair, monkeypatch):
     """The policy has the costs of its own loop, in seconds; the tokens are those of the target."""
-    monkeypatch.setattr(trials, "fastest", lambda method, *_, **__: method)
+    monkeypatch.setattr(trials, "fastest", lambda job, method, *_: trials.Fastest(method))
     options = {"gamma": 3, "policy": "goodput(prior=0.9)", "passes": [2, 4], **RUN}
     settings = specjax.tune(pair.target, pair.draft, TEXTS[:3], **options)
     found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
@@ -89,8 +90,8 @@ def test_measured_and_used(pair, monkeypatch):
 def test_the_batch_that_is_measured(pair, monkeypatch):
     asked = []
 
-    def told(policy, method, target, texts, **run):
-        asked.append((policy, method.passes, run["batch_size"]))
+    def told(job, policy, method, *_):
+        asked.append((policy, method.passes, job.rows))
         return Costs(0.1, [1.0] * (method.gamma_max + 1))
 
     monkeypatch.setattr(fitting, "costs_for", told)
@@ -118,9 +119,9 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
     with the same key."""
     tried = []
 
-    def side_by_side(methods, target, texts, *, key, batch_size, **options):
-        tried.append((texts, batch_size))
-        assert key != jax.random.key(0)
+    def race(watch, methods, texts):
+        tried.append((texts, watch.batch_size))
+        assert watch.key != jax.random.key(0)
         per_token = dict.fromkeys(methods, 1.1) | {trials.POLICY: 1.0}
         per_token |= {"γ=2": 0.9} if fixed else {}
         reported = dict.fromkeys(methods, 5.0) | {timing.PLAIN: 7.5}  # of the other batch
@@ -133,7 +134,7 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
 
     # At α = .6 two tokens bring 1.96 for 1.4, most of all.
     costs(Costs(0.2, [1.0] * 4, alpha=0.6, token=1.0))
-    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    monkeypatch.setattr(Stopwatch, "race", race)
     many = TEXTS[:4] * 32
     options = {"gamma": 3, "passes": (), "batch_size": 2, "max_new_tokens": 2}
     settings = specjax.tune(pair.target, pair.draft, many, **options)

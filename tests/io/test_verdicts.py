@@ -137,9 +137,9 @@ def test_nothing_follows_from_timings_in_doubt(pair, monkeypatch):
     case.sources, case.rows, case.alpha = [[3, 1]], [], 0.9
     asked, told, load = [], [], 0.1
     monkeypatch.setattr(
-        checks.stopwatch,
+        checks.costing,
         "costs_of",
-        lambda *_, repeats, **__: asked.append(repeats) or told.pop(0),
+        lambda watch, *_: asked.append(watch.repeats) or told.pop(0),
     )
     monkeypatch.setattr(checks.doubts, "load_average", lambda: load)
     told += [wrong, wrong]

@@ -11,7 +11,7 @@ from experiments import by_loop
 from experiments.when import synthetic
 from experiments.when.synthetic import Chances
 from specjax import formulas
-from specjax.measure import stopwatch
+from specjax.measure import costing
 from specjax.policies import constant, parse
 from specjax.replay import replay
 
@@ -101,7 +101,7 @@ def test_constants_are_the_papers(alpha):
     gammas = range(1, most + 1)
     replayed = replay.replay([constant(gamma) for gamma in gammas], found, KEY)
     speedups = [
-        float(replay.score(one, found, tables[stopwatch.static(gamma)]).speedup[0])
+        float(replay.score(one, found, tables[costing.static(gamma)]).speedup[0])
         for gamma in gammas
         for one in [jax.tree.map(lambda counts, at=gamma - 1: counts[at : at + 1], replayed)]
     ]
@@ -116,7 +116,7 @@ def test_the_oracle_bounds_all(verify):
     """And beliefs that are the chances are worth more than beliefs that say nothing."""
     passes = [1 + verify * gamma for gamma in range(7)]
     tables = by_loop.by_formula(0.2, passes, 0.0, range(1, 7))
-    costs = tables[stopwatch.POLICIES]
+    costs = tables[costing.POLICIES]
     policies = [constant(2), parse("lookahead", costs=costs), parse("goodput", costs=costs)]
     speedups = []
     for informativeness in (0.0, 1.0):
