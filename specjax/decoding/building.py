@@ -81,6 +81,26 @@ def with_draft(
     return made if drafting.policy is None else with_policy(made, _policy(drafting))
 
 
+def chosen(settings: Drafting | None, given: Drafting) -> Drafting:
+    """Choose the settings, or the arguments that these replace; ValueError if both are given."""
+    if settings is None:
+        check_depth(given)
+        return given
+    if not isinstance(settings, Drafting):
+        raise ValueError(
+            f"settings={shown(settings)} must be a specjax.Settings: `specjax.tune` makes it, and "
+            "`specjax.Settings.load` reads it from a file."
+        )
+    for name in given.given():
+        if name != "check_tokens":
+            raise ValueError(
+                f"settings and {name} are both given: settings say how to draft. Leave one out, "
+                "or change the settings with dataclasses.replace."
+            )
+    check_tokens = settings.check_tokens and given.check_tokens
+    return dataclasses.replace(settings, check_tokens=check_tokens)
+
+
 def check_depth(drafting: Drafting) -> None:
     """Raise ValueError if a draft length is given for a tree, which has its own depth."""
     if drafting.gamma is not None and not isinstance(drafting.shape, Chain):
