@@ -29,7 +29,7 @@ from specjax.sampling import Sampling
 from specjax.settings import Drafting, Fields
 from specjax.speculative import Speculative
 from specjax.support import named
-from specjax.support.ranges import has, whole
+from specjax.support.ranges import has, shown, whole
 from specjax.trees import BestFirst, Chain, FixedTree
 from specjax.trees.speculative import TreeSpeculative
 from specjax.types import Model
