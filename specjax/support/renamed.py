@@ -1,7 +1,7 @@
 """Arguments and names of earlier versions, which are refused with the way out."""
 
 import functools
-import importlib
+import importlib.util
 from collections.abc import Callable, Iterable
 from typing import NoReturn, ParamSpec, TypeVar
 
@@ -27,7 +27,8 @@ WERE_AT_THE_TOP = (
 
 def moved(package: str, name: str, modules: Iterable[str]) -> NoReturn:
     """Raise ImportError with the module of a package that has a name, or AttributeError."""
-    for module in () if name.startswith("_") else modules:
+    submodule = importlib.util.find_spec(f"{package}.{name}")  # one that is about to be imported
+    for module in () if submodule or name.startswith("_") else modules:
         place = importlib.import_module(f"{package}.{module}")
         if getattr(vars(place).get(name), "__module__", "") == place.__name__:
             raise ImportError(f"{package}.{name} is {place.__name__}.{name} now.")
