@@ -243,7 +243,13 @@ def test_decode_with_a_tree(command, pair, inputs):
     outcome = command(*flags, of_tree[0], "--config.policy=svip")
     assert outcome.status == 1
     assert "Svip decides token by token" in outcome.stderr
-    outcome = command(*flags, of_tree[0], "--config.policy=goodput")
+
+
+@pytest.mark.slow
+def test_costs_of_a_tree_are_measured(command, pair, inputs):
+    flags = f"--config.target={pair.target.name}", f"--config.draft={pair.draft.name}", inputs
+    tree = "--config.tree=fixed(3, 2)", "--config.policy=goodput", "--config.max_new_tokens=12"
+    outcome = command("specjax", "decode", *flags, *tree)
     assert outcome.status == 0
     assert "goodput: measured " in outcome.stderr
 
