@@ -13,12 +13,15 @@
 Names are imported from these modules.
 """
 
+import importlib
 import pkgutil
 from typing import Any
 
-from specjax.support import renamed
-
 
 def __getattr__(name: str) -> Any:
-    modules = [one.name for one in pkgutil.iter_modules(__path__)]
-    return renamed.moved(__name__, name, [] if name in modules else modules)
+    modules = [] if name.startswith("_") else [one.name for one in pkgutil.iter_modules(__path__)]
+    for module in [] if name in modules else modules:
+        place = importlib.import_module(f"{__name__}.{module}")
+        if getattr(vars(place).get(name), "__module__", "") == place.__name__:
+            raise ImportError(f"specjax.decoding.{name} is {place.__name__}.{name} now.")
+    raise AttributeError(f"specjax.decoding has no {name}.")

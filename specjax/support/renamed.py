@@ -1,9 +1,8 @@
 """Arguments and names of earlier versions, which are refused with the way out."""
 
 import functools
-import importlib.util
-from collections.abc import Callable, Iterable
-from typing import NoReturn, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,22 +16,14 @@ DRAFTING = {
     "rounds": "`generate` has log_rounds.",
     "carry": "`generate` has carry_state.",
 }
-# Modules of `specjax` whose names were at its top.
-WERE_AT_THE_TOP = (
-    "autoregressive", "drafters.base", "drafters.medusa", "drafters.ngram", "drafters.switch",
-    "loop", "measure.metrics", "measure.speedup", "results", "rounds", "sampling", "speculative",
-    "tuning.recommendation", "types",
-)  # fmt: skip
-
-
-def moved(package: str, name: str, modules: Iterable[str]) -> NoReturn:
-    """Raise ImportError with the module of a package that has a name, or AttributeError."""
-    submodule = importlib.util.find_spec(f"{package}.{name}")  # one that is about to be imported
-    for module in () if submodule or name.startswith("_") else modules:
-        place = importlib.import_module(f"{package}.{module}")
-        if getattr(vars(place).get(name), "__module__", "") == place.__name__:
-            raise ImportError(f"{package}.{name} is {place.__name__}.{name} now.")
-    raise AttributeError(f"{package} has no {name}.")
+WERE_AT_THE_TOP = {  # names of `specjax`, with their modules
+    "Alpha": "measure.metrics", "Autoregressive": "autoregressive", "Bigram": "drafters.ngram",
+    "Candidate": "tuning.recommendation", "Comparison": "measure.speedup", "Filter": "sampling",
+    "Inputs": "types", "Medusa": "drafters.medusa", "Method": "loop",
+    "ModelDrafter": "drafters.base", "PromptLookup": "drafters.ngram", "Round": "rounds",
+    "Selection": "tuning.recommendation", "Speculative": "speculative", "Summary": "results",
+    "Unigram": "drafters.ngram", "switch": "drafters.switch",
+}  # fmt: skip
 
 
 MOVED = {

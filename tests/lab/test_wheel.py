@@ -23,6 +23,7 @@ import specjax
 from command_line import ROOT
 from specjax import rules
 from specjax.cli import main
+from specjax.support import renamed
 from test_snippets import PYTHON
 
 BUILD = "from setuptools import build_meta; build_meta.build_wheel('.')"
@@ -113,8 +114,9 @@ def test_the_names_at_the_top():
     names = [name for name in specjax.__all__ if not inspect.ismodule(getattr(specjax, name))]
     assert len(names) == 24
     assert all(re.search(rf"`{name}\W", specjax.__doc__) for name in names)
-    for name in ("Bigram", "Candidate", "Inputs", "Medusa", "Method", "Round", "Summary", "switch"):
-        with pytest.raises(ImportError, match=rf"specjax\.{name} is specjax\..*\.{name} now"):
+    for name, place in renamed.WERE_AT_THE_TOP.items():
+        assert hasattr(importlib.import_module(f"specjax.{place}"), name)
+        with pytest.raises(ImportError, match=rf"specjax\.{name} is specjax\.{place}\.{name} now"):
             getattr(specjax, name)
     with pytest.raises(ImportError, match=r"specjax\.decoding\.build is .*\.building\.build now"):
         specjax.decoding.build  # noqa: B018
