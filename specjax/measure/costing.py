@@ -107,17 +107,17 @@ def _counts(watch: Stopwatch, method: Method, texts: Texts, longest: int) -> lis
     if texts:
         watch.say(f"decoding {len(texts)} more texts for α")
     found, rows = [], watch.batch_size
-    filled = _filled(texts, rows)
+    whole = filled(texts, rows)
     for at in range(0, len(texts), rows):
         if time.monotonic() > watch.until:
             break
         batch = range(at, min(at + rows, len(texts)))
-        begun = watch.begin(method, filled, batch, [longest] * len(filled))
+        begun = watch.begin(method, whole, batch, [longest] * len(whole))
         found.append(counting.note(decode(method, *begun)).tokens[:, : len(batch)])
     return found
 
 
-def _filled(texts: Texts, rows: int) -> Texts:
+def filled(texts: Texts, rows: int) -> Texts:
     """Repeat texts to fill whole batches."""
     return [texts[i % len(texts)] for i in range(-(-len(texts) // rows) * rows)]
 
@@ -130,9 +130,9 @@ def _whole_calls(
     Returns:
       for each call its loop, its counts, its budget and its seconds, the median over repeats.
     """
-    filled = _filled(texts, watch.batch_size)
-    budgets = [1] * len(filled) + [longest] * len(filled)
-    found = watch.race(made, [*filled, *filled], budgets, note=counting.note)
+    whole = filled(texts, watch.batch_size)
+    budgets = [1] * len(whole) + [longest] * len(whole)
+    found = watch.race(made, [*whole, *whole], budgets, note=counting.note)
     seconds = {label: np.median(took, axis=0).tolist() for label, took in found.decode.items()}
     check_clock(took for each in seconds.values() for took in each)
     return [
