@@ -256,9 +256,9 @@ def of_tree(
             deepest = np.maximum.accumulate(method.shape.depths)
             ends += np.flatnonzero(np.diff(deepest)).tolist()  # one node more is a level more
         asked = {count: (depth, count) for count in (*ends, nodes)}
-    made: dict[Any, Any] = {PLAIN: building.plain_of(method)}
-    made |= {n: dataclasses.replace(method, policy=cut(*how)) for n, how in asked.items()}
-    took = _unit_times(watch, made, texts, longest, lambda size, done: {size: done.calls})
+    made: dict[str, Any] = {PLAIN: building.plain_of(method)}
+    made |= {str(n): dataclasses.replace(method, policy=cut(*how)) for n, how in asked.items()}
+    took = _unit_times(watch, made, texts, longest, lambda size, done: {int(size): done.calls})
     sizes, token = sorted(asked), max(took[TOKEN], float(np.finfo(np.float32).tiny))
     rounds = np.array([took[min(s for s in sizes if s >= n)] for n in range(sizes[-1] + 1)])
     draft = 0.0 if by_nodes else max(0.0, (rounds[-1] - rounds[0]) / depth)
@@ -300,10 +300,10 @@ def of_positions(watch: Stopwatch, method: Speculative, texts: Texts) -> Costs:
 
 def _unit_times(
     watch: Stopwatch,
-    made: Mapping[Any, Method],
+    made: Mapping[str, Method],
     texts: Texts,
     longest: int,
-    work: Callable[[Any, counting.Note], Work],
+    work: Callable[[str, counting.Note], Work],
 ) -> dict[Any, float]:
     """Estimate unit times from whole calls: fixed times, tokens of `PLAIN`, and `work` of others.
 
