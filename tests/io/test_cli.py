@@ -17,7 +17,7 @@ from specjax.policies import Costs
 from specjax.settings import Settings
 from specjax.support import command_line as commands
 from specjax.tuning import fitting
-from specjax.tuning.candidates import Trial
+from specjax.tuning.candidates import Candidates
 from specjax.tuning.recommendation import Candidate
 
 
@@ -213,7 +213,7 @@ def test_select_then_decode(command, pair, inputs, tmp_path, monkeypatch, speedu
     totals = dict.fromkeys(("speedup", "speedup_low", "speedup_end_to_end"), speedup)
     known = {"gamma": 3, "c": 0.9, "alpha": 0.5, "v": 1.2, "predicted": 0.9, "steps": {"3": 4.0}}
     found = Candidate("lookup", **known, **totals)
-    monkeypatch.setattr(Trial, "measure", lambda *_: found)
+    monkeypatch.setattr(Candidates, "measure", lambda *_: found)
     monkeypatch.setattr(doubts, "used_by_others", lambda: 0.5)
     file = tmp_path / "made" / "settings.json"
     target = f"--config.target={pair.target.name}"
