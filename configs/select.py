@@ -8,6 +8,9 @@ those of the same name on the hub. Of the embedded families, `--config=configs/e
 all. Some 50 inputs of the kind that will be decoded are enough.
 """
 
-from specjax.cli.defaults import select as get_config
+from specjax.cli import defaults
 
-__all__ = ["get_config"]
+
+def get_config():
+    """The defaults of `specjax select`."""
+    return defaults.get_config("select")

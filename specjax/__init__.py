@@ -32,11 +32,11 @@ _lazily, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return _lazily(name)
-    from specjax.support.renamed import LEFT_THE_TOP
+    from specjax.support.renamed import WERE_AT_THE_TOP
 
-    if name in LEFT_THE_TOP:
-        raise ImportError(f"specjax.{name} is specjax.{LEFT_THE_TOP[name]}.{name} now.")
-    return _lazily(name)  # raises AttributeError
+    if name in WERE_AT_THE_TOP:
+        raise ImportError(f"specjax.{name} is specjax.{WERE_AT_THE_TOP[name]}.{name} now.")
+    raise AttributeError(f"specjax has no {name}.")
 
 
 def _version() -> str:

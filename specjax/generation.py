@@ -22,7 +22,6 @@ from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
 from specjax.sampling import Filter, Sampling, as_sampling, key_for
 from specjax.settings import Drafting, Fields, Settings
-from specjax.support.ranges import shown
 from specjax.support.renamed import refuses
 from specjax.trees import Shape
 from specjax.types import Text
@@ -84,16 +83,14 @@ def generate(
         (`specjax.rules.parse`); default the paper's `rules.Token()`. With `rules.Gumbel()` plain
         decoding draws by the same noise: both give the same tokens.
       policy: how long drafts are, and which drafted tokens of the batch are verified, such as
-        `specjax.policies.svip(threshold=0.3)` or `specjax.policies.early_stop(times)`; or its name
-        or import path (`specjax.policies.parse`); default `constant(gamma)`. Import paths are code
-        that runs. A policy that needs costs comes with `settings`, or is made with your own.
-      passes: numbers of positions of smaller verify passes, for all rows of the batch together. A
-        policy that decides slot by slot packs the verified tokens of all rows; otherwise a pass has
-        the same number of positions for each row. Each is compiled; worth it where fewer positions
-        are cheaper. A tree's positions are its nodes and its root.
-      tree: the shape of drafts, `specjax.trees.fixed(3, 2, 1)` or
-        `specjax.trees.best_first(width=4, depth=4, nodes=16)`, or its name (`specjax.trees.parse`);
-        default `specjax.trees.chain()`.
+        `specjax.policies.svip(threshold=0.3)`; or its name or import path, which is code that runs
+        (`specjax.policies.parse`); default `constant(gamma)`. One that needs costs comes with
+        `settings`, or is made with your own.
+      passes: numbers of positions of smaller verify passes, for all rows of the batch together;
+        worth it where fewer positions are cheaper. Each is compiled. A policy that decides slot by
+        slot packs the tokens of all rows; otherwise each row has the same number of positions.
+      tree: the shape of drafts, such as `specjax.trees.fixed(3, 2, 1)`, or its name
+        (`specjax.trees.parse`); default `specjax.trees.chain()`.
       settings: a result of `specjax.tune`, instead of gamma, rule, policy, passes and tree. With
         γ = 0 the draft is not used. A warning names what differs from the models, sampling, batch
         size and limits that they were tuned for.
@@ -116,7 +113,7 @@ def generate(
     given = Drafting(gamma, policy, tree=tree, rule=rule, passes=passes, check_tokens=check_tokens)
     key = key_for(chosen, key)
     run = Run(max_new_tokens, key, num_samples, batch_size, max_source_len, log_rounds, carry_state)
-    events, method = _decode(target, draft, texts, _beside(settings, given), chosen, run)
+    events, method = _decode(target, draft, texts, building.chosen(settings, given), chosen, run)
     rows = list(streaming.in_order(events, num_samples))
     return Result(rows, draft is None or exactness(method.rule, method.sampling))
 
@@ -166,7 +163,7 @@ def stream(
     if unknown := given.keys() - Shorthand.__annotations__.keys():
         raise TypeError(f"stream() has no argument {min(unknown)}: it takes those of `generate`.")
     chosen = _of(_sampling, given)
-    drafting = _beside(given.get("settings"), _of(Drafting, given))
+    drafting = building.chosen(given.get("settings"), _of(Drafting, given))
     by_default = {"max_new_tokens": NEW_TOKENS, "eager": True, "every": every}
     run = _of(Run, by_default | given | {"key": key_for(chosen, given.get("key"))})
     events, _ = _decode(target, draft, texts, drafting, chosen, run)
@@ -197,26 +194,6 @@ def _decode(
         used = conditions(method, target, draft, rows, run.max_new_tokens)
         drafting.warn_of_other_use(used)
     return events, method
-
-
-def _beside(settings: Drafting | None, given: Drafting) -> Drafting:
-    """How to draft: by the settings, or by the arguments that these replace; not by both."""
-    if settings is None:
-        building.check_depth(given)
-        return given
-    if not isinstance(settings, Drafting):
-        raise ValueError(
-            f"settings={shown(settings)} must be a specjax.Settings: `specjax.tune` makes it, and "
-            "`specjax.Settings.load` reads it from a file."
-        )
-    for name in given.given():
-        if name != "check_tokens":
-            raise ValueError(
-                f"settings and {name} are both given: settings say how to draft. Leave one out, "
-                "or change the settings with dataclasses.replace."
-            )
-    check_tokens = settings.check_tokens and given.check_tokens
-    return dataclasses.replace(settings, check_tokens=check_tokens)
 
 
 def _sampling(

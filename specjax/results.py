@@ -200,7 +200,8 @@ class Result:
 
 def summarize(rows: Sequence[Row], exact: bool | None = True) -> Summary:
     """Sum the counts of some outputs of one method; `exact`: see `rules.exactness`."""
-    lengths, tested = _sums(rows)
+    lengths = np.sum([row.accepted_lengths for row in rows] or [[0]], axis=0).tolist()
+    tested = np.sum([row.tested for row in rows] or [[]], axis=0, dtype=int).tolist()
     emitted = sum(row.emitted for row in rows)
     accepted = sum(row.accepted for row in rows)
     # Each accepted token was tested, and so was each that a correction replaces.
@@ -226,16 +227,7 @@ def acceptance_by_position(rows: Sequence[Row]) -> np.ndarray:
     Each rate is conditional on all earlier positions being accepted. So these rates compare with
     α, and accepted/drafted does not.
     """
-    lengths, tested = _sums(rows)
-    return acceptance_rates(np.array(lengths), np.array(tested))
-
-
-def _sums(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
-    """Sum `accepted_lengths` and `tested` over rows of one method."""
-    lengths = np.sum([row.accepted_lengths for row in rows] or [[0]], axis=0)
-    return lengths.tolist(), np.sum(
-        [row.tested for row in rows] or [[]], axis=0, dtype=int
-    ).tolist()
+    return np.array(summarize(rows).acceptance, float)
 
 
 def acceptance_rates(lengths: np.ndarray, tested: np.ndarray) -> np.ndarray:

@@ -16,11 +16,6 @@ DTYPES = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16":
 NARROW = ("", "int8")  # values of the fields weights and cache
 
 
-def get_config(command: str) -> ml_collections.ConfigDict:
-    """Build a command's config, as --config=FILE:COMMAND calls it."""
-    return {"decode": decode, "select": select, "tune": tune}[command]()
-
-
 Fields = dict[str, tuple[Any, str]]
 """Fields of a config: defaults and meanings."""
 
@@ -40,6 +35,8 @@ SHARED: Fields = {
     "mesh": ("", "several devices: data=2,model=4 splits rows over two, the target over four"),
 }
 """Fields of `specjax decode` and `specjax select`."""
+
+MINUTES = defaults.MINUTES, "for measuring, which times less if there are fewer; 0: no limit"
 
 DECODE: Fields = {
     "target": ("", "the model whose distribution outputs follow: a directory, *.gguf or hub name"),
@@ -67,65 +64,40 @@ DOCTOR: Fields = {
 TUNE: Fields = DOCTOR | {
     "gamma": (defaults.LONGEST, "the longest draft that is tried"),
     "policy": ("", "how long drafts are; empty: lookahead, or goodput with a tree"),
-    "minutes": (
-        defaults.MINUTES,
-        "for measuring, which times less if there are fewer; 0: no limit",
-    ),
+    "minutes": MINUTES,
 }
 """Fields of `specjax tune`."""
 
 TUNED = ("gamma", "tree", "policy", "rule")
 """Fields that a file of `specjax tune` holds."""
 
-SELECT: Fields = (
-    {
-        "target": (
-            "",
-            "the model whose outputs are to come sooner: a directory, *.gguf or hub name",
-        ),
-        "drafts": ("", "names with commas between; empty: smaller members of the target's family"),
-    }
-    | SHARED
-    | {
-        "alpha_inputs": (200, "inputs for α, at most"),
-        "timed_inputs": (defaults.TIMED_INPUTS, "of those, inputs that are timed, at batch 1"),
-        "repeats": (defaults.REPEATS, "of each timing"),
-        "minutes": (
-            defaults.MINUTES,
-            "for measuring, which times less if there are fewer; 0: no limit",
-        ),
-        "gammas": (defaults.GAMMAS, "draft lengths among which the best is sought"),
-        "nodes": ((), "sizes of trees to try too, (8, 16, 32); empty: chains alone"),
-    }
-)
+SELECT: Fields = {
+    "target": ("", "the model whose outputs are to come sooner: a directory, *.gguf or hub name"),
+    "drafts": ("", "names with commas between; empty: smaller members of the target's family"),
+    **SHARED,
+    "alpha_inputs": (200, "inputs for α, at most"),
+    "timed_inputs": (defaults.TIMED_INPUTS, "of those, inputs that are timed, at batch 1"),
+    "repeats": (defaults.REPEATS, "of each timing"),
+    "minutes": MINUTES,
+    "gammas": (defaults.GAMMAS, "draft lengths among which the best is sought"),
+    "nodes": ((), "sizes of trees to try too, (8, 16, 32); empty: chains alone"),
+}
 """Fields of `specjax select`."""
 
 
+def get_config(command: str) -> ml_collections.ConfigDict:
+    """Build a command's config, as --config=FILE:COMMAND calls it."""
+    return config_of({"decode": DECODE, "select": SELECT, "tune": DECODE | TUNE}[command])
+
+
 def decode() -> ml_collections.ConfigDict:
-    """Build the config of `specjax decode`; `specjax doctor` takes it too."""
-    return _config(DECODE)
+    """Build the config of `specjax decode`, on which others build."""
+    return config_of(DECODE)
 
 
-def select() -> ml_collections.ConfigDict:
-    """Build the config of `specjax select`."""
-    return _config(SELECT)
-
-
-def tune() -> ml_collections.ConfigDict:
-    """Build the config of `specjax tune`: that of `specjax decode`, with a longer draft."""
-    return _config(DECODE | TUNE)
-
-
-def shared() -> ml_collections.ConfigDict:
-    """Build the fields that both configs have."""
-    return _config(SHARED)
-
-
-def _config(fields: Fields) -> ml_collections.ConfigDict:
-    config = ml_collections.ConfigDict()
-    for name, (default, _) in fields.items():
-        config[name] = default
-    return config
+def config_of(fields: Fields) -> ml_collections.ConfigDict:
+    """Build a config of fields with their defaults."""
+    return ml_collections.ConfigDict({name: default for name, (default, _) in fields.items()})
 
 
 def help_of(fields: Fields) -> str:

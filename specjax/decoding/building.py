@@ -29,7 +29,7 @@ from specjax.sampling import Sampling
 from specjax.settings import Drafting, Fields
 from specjax.speculative import Speculative
 from specjax.support import named
-from specjax.support.ranges import has, whole
+from specjax.support.ranges import has, shown, whole
 from specjax.trees import BestFirst, Chain, FixedTree
 from specjax.trees.speculative import TreeSpeculative
 from specjax.types import Model
@@ -79,6 +79,26 @@ def with_draft(
         check_branches(target.name, model, drafter, shape)
         made = TreeSpeculative(model, drafter, rule, policy, sampling, eos_ids, shape, passes)
     return made if drafting.policy is None else with_policy(made, _policy(drafting))
+
+
+def chosen(settings: Drafting | None, given: Drafting) -> Drafting:
+    """Choose the settings, or the arguments that these replace; ValueError if both are given."""
+    if settings is None:
+        check_depth(given)
+        return given
+    if not isinstance(settings, Drafting):
+        raise ValueError(
+            f"settings={shown(settings)} must be a specjax.Settings: `specjax.tune` makes it, and "
+            "`specjax.Settings.load` reads it from a file."
+        )
+    for name in given.given():
+        if name != "check_tokens":
+            raise ValueError(
+                f"settings and {name} are both given: settings say how to draft. Leave one out, "
+                "or change the settings with dataclasses.replace."
+            )
+    check_tokens = settings.check_tokens and given.check_tokens
+    return dataclasses.replace(settings, check_tokens=check_tokens)
 
 
 def check_depth(drafting: Drafting) -> None:

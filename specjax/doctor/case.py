@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,21 +79,22 @@ class Plan:
         return as_key(self.key)
 
 
-@dataclasses.dataclass
 class Case:
     """The plan, and results of checks for those that build on them."""
 
-    plan: Plan
-    target: Checkpoint = dataclasses.field(init=False)  # outlines until `weights` has loaded them
-    draft: Checkpoint | Drafter = dataclasses.field(init=False)
-    sources: list[list[int]] = dataclasses.field(init=False)  # ids of the texts
-    plain: list[Row] = dataclasses.field(init=False)  # outputs of plain decoding at temperature 0
-    logits: list[np.ndarray] = dataclasses.field(init=False)  # the target's for `plain`
-    greedy: list[Row] = dataclasses.field(init=False)  # speculative outputs at temperature 0
-    alpha: float = dataclasses.field(init=False)
-    rows: list[Row] = dataclasses.field(init=False)  # outputs with the plan's sampling
-    costs: Costs = dataclasses.field(init=False)
-    doubts: str = ""  # why nothing follows from the costs
+    target: Checkpoint  # outlines until `weights` has loaded them
+    draft: Checkpoint | Drafter
+    sources: list[list[int]]  # ids of the texts
+    plain: list[Row]  # outputs of plain decoding at temperature 0
+    logits: list[np.ndarray]  # the target's for `plain`
+    greedy: list[Row]  # speculative outputs at temperature 0
+    alpha: float
+    rows: list[Row]  # outputs with the plan's sampling
+    costs: Costs
+    doubts = ""  # why nothing follows from the costs
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
 
     def speculative(self, sampling: Sampling) -> Speculative | TreeSpeculative:
         """Build the speculative loop."""
@@ -116,20 +118,17 @@ class Case:
 
     def decode(self, method, texts: Sequence[Text] | None = None, **options) -> Iterator:
         """Decode the plan's texts, or others, to rows."""
-        settings: dict[str, Any] = {
-            "max_new_tokens": self.plan.budget,
-            "key": self.plan.randomness,
-            "batch_size": self.plan.batch_size,
-            "max_source_len": self.plan.max_source_len,
-            "names": (self.plan.target, self.plan.draft),
-        }
-        texts = self.plan.texts if texts is None else texts
+        plan = self.plan
+        settings: dict[str, Any] = {"max_new_tokens": plan.budget, "key": plan.randomness}
+        settings |= {"batch_size": plan.batch_size, "max_source_len": plan.max_source_len}
+        settings |= {"names": (plan.target, plan.draft)}
+        texts = plan.texts if texts is None else texts
         return streaming.stream(method, self.target, texts, **settings | options)
 
     def over_outputs(self, model) -> list[np.ndarray]:
         """Compute (tokens, V) for each plain output: a model's logits for its tokens."""
         width = common_width(self.sources)
         room = self.plan.budget + (1 if self.target.config.is_encoder_decoder else width)
-        shape = distributions.Shape(width, bucket(room, smallest=32))
-        pairs = zip(self.sources, self.plain, strict=True)
-        return [distributions.over_output(model, self.target, s, r.tokens, shape) for s, r in pairs]
+        shape = width, bucket(room, smallest=32)
+        each = partial(distributions.over_output, model, self.target, shape)
+        return list(map(each, self.sources, [row.tokens for row in self.plain]))

@@ -172,18 +172,12 @@ def weights(case: Case) -> Finding:
                 )
             )
         setattr(case, role, loaded)
-        leaves = [
-            (path, leaf)
-            for path, leaf in jax.tree.leaves_with_path(loaded.model)
-            if jnp.issubdtype(leaf.dtype, jnp.floating)
-        ]
-        names = [
-            jax.tree_util.keystr(path, simple=True, separator=".").removeprefix("params.")
-            for path, _ in leaves
-        ]
-        finite = [bool(jnp.all(jnp.isfinite(leaf))) for _, leaf in leaves]
-        bad += [f"{role}.{name}" for name, fine in zip(names, finite, strict=True) if not fine]
-        count += len(leaves)
+        for path, leaf in jax.tree.leaves_with_path(loaded.model):
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                count += 1
+                if not jnp.all(jnp.isfinite(leaf)):
+                    name = jax.tree_util.keystr(path, simple=True, separator=".")
+                    bad.append(f"{role}.{name.removeprefix('params.')}")
     if drafters.is_attached(case.plan.draft):  # it shares the weights that were just loaded
         case.draft = drafters.load(case.plan.draft, case.target)
         bad += [
@@ -259,16 +253,12 @@ def distribution(case: Case) -> Finding:
     likely, expected = distributions.distribution_of_two(
         method, case.target, case.sources[shortest]
     )
-    counts = {
-        name: Counter(
-            distributions.outcome(row.tokens, likely) for row in _draws(case, loop, shortest)
-        )
-        for name, loop in (("plain", plain), ("speculative", method))
-    }
-    p_values = {
-        name: distributions.chi_square(counted, expected) for name, counted in counts.items()
-    }
-    draws = min(counted.total() for counted in counts.values())
+    p_values, draws = {}, DRAWS
+    for name, loop in (("plain", plain), ("speculative", method)):
+        rows = _draws(case, loop, shortest)
+        counted = Counter(distributions.outcome(row.tokens, likely) for row in rows)
+        p_values[name] = distributions.chi_square(counted, expected)
+        draws = min(draws, counted.total())
     return verdicts.distribution(p_values, draws, expected.values())
 
 

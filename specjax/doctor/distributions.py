@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,25 +27,21 @@ def forced(model: Model, inputs: Inputs, tokens: Int[Array, "B T"]) -> Float[Arr
     return model.logits(hidden)
 
 
-class Shape(NamedTuple):
-    """One shape for all texts, so that each model is compiled once."""
-
-    width: int  # of sources or prompts
-    length: int  # of prompt and output
-
-
 def over_output(
-    model: Model, target: Checkpoint, source: Sequence[int], output: Sequence[int], shape: Shape
+    model: Model, target: Checkpoint, shape: tuple[int, int], source: Sequence[int], output
 ) -> np.ndarray:
     """Compute a model's logits for each token of an output: (len(output), V), float32.
 
     Args:
       target: sets how a source or prompt is packed.
+      shape: width of sources, and length of a prompt with its output; one for all texts, so that
+        each model is compiled once.
       source, output: ids, at least one of each.
     """
-    inputs = pack_for(target, [source], rows=1, width=shape.width)
+    width, length = shape
+    inputs = pack_for(target, [source], rows=1, width=width)
     known = int(inputs.prompt_len[0])
-    tokens = np.zeros((1, shape.length), np.int32)
+    tokens = np.zeros((1, length), np.int32)
     tokens[0, :known] = np.asarray(inputs.prompt)[0, :known]
     tokens[0, known : known + len(output)] = output
     read = forced(model, inputs, jnp.asarray(tokens))

@@ -22,9 +22,8 @@ Verdict = Literal["pass", "warn", "fail", "skip"]
 
 UNKNOWN = 0.05  # share of the inputs' tokens; a tokenizer made for other text has more
 FULL = 0.8  # share of free memory; the compiler's temporaries are not counted
-FLAT = (
-    0.8  # entropy over that of a uniform distribution; the unigrams of a language have 0.5 to 0.7
-)
+# Entropy over that of a uniform distribution; the unigrams of a language have 0.5 to 0.7.
+FLAT = 0.8
 SHARP = 1e-3  # entropy in nats; the surest embedded target has 30 times that, logits × √E have none
 LOOP = 4  # longest period of an output whose second half repeats itself
 LAW_P = 1e-4  # p-value; a correct pair is below it once in 10,000 runs, for each of the two loops

@@ -16,26 +16,14 @@ DRAFTING = {
     "rounds": "`generate` has log_rounds.",
     "carry": "`generate` has carry_state.",
 }
-LEFT_THE_TOP = {  # names of `specjax`, with the modules that have them
-    name: module
-    for module, names in {
-        "autoregressive": ["Autoregressive"],
-        "drafters.base": ["ModelDrafter"],
-        "drafters.medusa": ["Medusa"],
-        "drafters.ngram": ["Bigram", "PromptLookup", "Unigram"],
-        "drafters.switch": ["switch"],
-        "loop": ["Method"],
-        "measure.metrics": ["Alpha"],
-        "measure.speedup": ["Comparison"],
-        "results": ["Summary"],
-        "rounds": ["Round"],
-        "sampling": ["Filter"],
-        "speculative": ["Speculative"],
-        "tuning.recommendation": ["Candidate", "Selection"],
-        "types": ["Inputs"],
-    }.items()
-    for name in names
-}
+WERE_AT_THE_TOP = {  # names of `specjax`, with their modules
+    "Alpha": "measure.metrics", "Autoregressive": "autoregressive", "Bigram": "drafters.ngram",
+    "Candidate": "tuning.recommendation", "Comparison": "measure.speedup", "Filter": "sampling",
+    "Inputs": "types", "Medusa": "drafters.medusa", "Method": "loop",
+    "ModelDrafter": "drafters.base", "PromptLookup": "drafters.ngram", "Round": "rounds",
+    "Selection": "tuning.recommendation", "Speculative": "speculative", "Summary": "results",
+    "Unigram": "drafters.ngram", "switch": "drafters.switch",
+}  # fmt: skip
 
 
 def refuses(function: Callable[P, R], ways: dict[str, str] | None = None) -> Callable[P, R]:

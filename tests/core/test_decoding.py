@@ -20,7 +20,7 @@ from pairs import EOS_IDS, IDS, TEXTS
 from specjax import loop
 from specjax.batching import bucket, pack
 from specjax.checkpoints import Checkpoint
-from specjax.decoding import building, starting, streaming
+from specjax.decoding import building, starting
 from specjax.decoding.texts import tokenize
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
@@ -161,18 +161,6 @@ def test_samples_come_in_order_and_do_not_shift_one_another(pair):
     assert label(three) == list(itertools.product(range(8), range(3)))
     assert [row for row in three.rows if row.sample == 0] == one.rows
     assert len({tuple(row) for row in three.tokens}) == 24
-
-
-@pytest.mark.sweep
-def test_a_stream_may_begin_later(pair):
-    """What comes first is left out, and nothing else changes."""
-    method = building.build(pair.target, None, gamma=1, sampling=specjax.sampling.Sampling(1.0))
-    options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "num_samples": 2}
-    rows = functools.partial(streaming.stream, method, pair.target, TEXTS, **options)
-    assert list(rows(only=range(3, 16))) == list(rows())[3:]
-    assert list(rows(only=[1, 14, 6])) == [list(rows())[number] for number in (1, 14, 6)]
-    assert list(rows(only=[])) == []
-    assert list(rows(width=64, batch_size=3)) == list(rows())  # padding and batches change nothing
 
 
 # Inputs.

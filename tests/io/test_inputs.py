@@ -236,7 +236,7 @@ def test_decode(chat_model, written, tmp_path, monkeypatch, capsys):
 def test_select_and_doctor(chat_model, written):
     """Both leave out blank inputs."""
     path = written({"input": " \n"}, {"messages": CHAT}, {"input": "a\nb"})
-    config = select.defaults.select()
+    config = select.defaults.get_config("select")
     config.target = chat_model
     assert select.inputs(path, config) == [PROMPT, "a\nb"]
     assert doctor.texts(path, chat_model) == (PROMPT, "a\nb")

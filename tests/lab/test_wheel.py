@@ -114,10 +114,13 @@ def test_the_names_at_the_top():
     names = [name for name in specjax.__all__ if not inspect.ismodule(getattr(specjax, name))]
     assert len(names) == 24
     assert all(re.search(rf"`{name}\W", specjax.__doc__) for name in names)
-    for name, place in renamed.LEFT_THE_TOP.items():
+    for name, place in renamed.WERE_AT_THE_TOP.items():
         assert hasattr(importlib.import_module(f"specjax.{place}"), name)
-        with pytest.raises(ImportError, match=rf"specjax\.{place}\.{name}"):
+        with pytest.raises(ImportError, match=rf"specjax\.{name} is specjax\.{place}\.{name} now"):
             getattr(specjax, name)
+    with pytest.raises(ImportError, match=r"specjax\.decoding\.build is .*\.building\.build now"):
+        specjax.decoding.build  # noqa: B018
+    assert not hasattr(specjax, "nothing")
     assert {path.rpartition(":")[2] for path in rules.NAMES.values()} <= set(rules.__all__)
 
 
