@@ -107,17 +107,17 @@ def _counts(watch: Stopwatch, method: Method, texts: Texts, longest: int) -> lis
     if texts:
         watch.say(f"decoding {len(texts)} more texts for α")
     found, rows = [], watch.batch_size
-    filled = _filled(texts, rows)
+    whole = filled(texts, rows)
     for at in range(0, len(texts), rows):
         if time.monotonic() > watch.until:
             break
         batch = range(at, min(at + rows, len(texts)))
-        begun = watch.begin(method, filled, batch, [longest] * len(filled))
+        begun = watch.begin(method, whole, batch, [longest] * len(whole))
         found.append(counting.note(decode(method, *begun)).tokens[:, : len(batch)])
     return found
 
 
-def _filled(texts: Texts, rows: int) -> Texts:
+def filled(texts: Texts, rows: int) -> Texts:
     """Repeat texts to fill whole batches."""
     return [texts[i % len(texts)] for i in range(-(-len(texts) // rows) * rows)]
 
@@ -130,9 +130,9 @@ def _whole_calls(
     Returns:
       for each call its loop, its counts, its budget and its seconds, the median over repeats.
     """
-    filled = _filled(texts, watch.batch_size)
-    budgets = [1] * len(filled) + [longest] * len(filled)
-    found = watch.race(made, [*filled, *filled], budgets, note=counting.note)
+    whole = filled(texts, watch.batch_size)
+    budgets = [1] * len(whole) + [longest] * len(whole)
+    found = watch.race(made, [*whole, *whole], budgets, note=counting.note)
     seconds = {label: np.median(took, axis=0).tolist() for label, took in found.decode.items()}
     check_clock(took for each in seconds.values() for took in each)
     return [
@@ -256,9 +256,9 @@ def of_tree(
             deepest = np.maximum.accumulate(method.shape.depths)
             ends += np.flatnonzero(np.diff(deepest)).tolist()  # one node more is a level more
         asked = {count: (depth, count) for count in (*ends, nodes)}
-    made: dict[Any, Any] = {PLAIN: building.plain_of(method)}
-    made |= {n: dataclasses.replace(method, policy=cut(*how)) for n, how in asked.items()}
-    took = _unit_times(watch, made, texts, longest, lambda size, done: {size: done.calls})
+    made: dict[str, Any] = {PLAIN: building.plain_of(method)}
+    made |= {str(n): dataclasses.replace(method, policy=cut(*how)) for n, how in asked.items()}
+    took = _unit_times(watch, made, texts, longest, lambda size, done: {int(size): done.calls})
     sizes, token = sorted(asked), max(took[TOKEN], float(np.finfo(np.float32).tiny))
     rounds = np.array([took[min(s for s in sizes if s >= n)] for n in range(sizes[-1] + 1)])
     draft = 0.0 if by_nodes else max(0.0, (rounds[-1] - rounds[0]) / depth)
@@ -300,10 +300,10 @@ def of_positions(watch: Stopwatch, method: Speculative, texts: Texts) -> Costs:
 
 def _unit_times(
     watch: Stopwatch,
-    made: Mapping[Any, Method],
+    made: Mapping[str, Method],
     texts: Texts,
     longest: int,
-    work: Callable[[Any, counting.Note], Work],
+    work: Callable[[str, counting.Note], Work],
 ) -> dict[Any, float]:
     """Estimate unit times from whole calls: fixed times, tokens of `PLAIN`, and `work` of others.
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from jax import Array
 from jaxtyping import Key
@@ -18,14 +18,11 @@ from specjax.measure import costing
 from specjax.measure.stopwatch import Stopwatch, Texts
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy
-from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling, as_sampling, key_for
-from specjax.settings import Drafting
+from specjax.settings import Drafting, Fields
 from specjax.support import memory_maps
 from specjax.support.ranges import whole
 from specjax.support.renamed import refuses
-from specjax.trees import Shape
 from specjax.types import Text
 
 
@@ -35,24 +32,22 @@ def measure_speedup(
     draft: Checkpoint | Drafter | str,
     texts: Sequence[Text],
     *,
-    gamma: int | None = None,
     sampling: Sampling | None = None,
     max_new_tokens: int = NEW_TOKENS,
     key: Key[Array, ""] | int | None = None,
     batch_size: int = 1,
     max_source_len: int | None = None,
-    rule: AcceptanceRule | str | None = None,
-    policy: Policy | str | None = None,
-    passes: Sequence[int] = (),
-    tree: Shape | str | None = None,
-    check_tokens: bool = True,
     repeats: int = 3,
+    **drafting: Unpack[Fields],
 ) -> Comparison:
     """Measure and predict the speedup of speculation over plain decoding on these texts.
 
     Both loops decode every text in turns, `repeats` times after a first time that compiles. Blank
     sources of an encoder-decoder are left out. For the arguments and errors see `specjax.generate`;
-    a policy that needs costs must already have them.
+    a policy that needs costs has them, or `costs` are given.
+
+    Args:
+      drafting: fields of `Drafting`, such as gamma, policy, tree and rule.
 
     Raises:
       ValueError: every text is blank, or repeats < 1.
@@ -60,9 +55,9 @@ def measure_speedup(
     whole("repeats", repeats, "[1, ∞)")
     chosen = as_sampling(sampling)
     key = key_for(chosen, key)
-    drafting = Drafting(gamma, policy, None, tree, rule, passes, check_tokens)
-    building.check_depth(drafting)
-    method: Any = building.build(target, draft, drafting, sampling=chosen)
+    how = Drafting(**drafting)
+    building.check_depth(how)
+    method: Any = building.build(target, draft, how, sampling=chosen)
     check_texts(texts)
     kept = [text for text in texts if not is_blank(target, text)]
     if not kept:

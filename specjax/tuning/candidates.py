@@ -19,7 +19,7 @@ from specjax.drafters.abilities import guesses
 from specjax.drafters.base import Drafter
 from specjax.measure import costing, doubts, metrics, timing
 from specjax.measure.compiling import at_once
-from specjax.measure.costing import TIMED_TEXTS, TIMED_TOKENS, of_length
+from specjax.measure.costing import TIMED_TEXTS, TIMED_TOKENS, filled, of_length
 from specjax.measure.timing import PLAIN, SPECULATIVE
 from specjax.models.memory import nbytes
 from specjax.policies import Costs, constant
@@ -204,9 +204,10 @@ class Candidates:
 
     def _memory(self, longest: Speculative) -> int:
         """Bytes of both models and their caches, at the job's batch size."""
-        watch = dataclasses.replace(self.inputs.watch, batch_size=self.job.batch_size, width=None)
-        batch = range(min(self.job.batch_size, len(self.inputs.timed)))
-        start = functools.partial(watch.begin, longest, self.inputs.timed, batch)
+        rows = self.job.batch_size
+        watch = dataclasses.replace(self.inputs.watch, batch_size=rows)
+        batch = filled(self.inputs.timed, rows)[:rows]
+        start = functools.partial(watch.begin, longest, batch, range(rows))
         contexts, state = jax.eval_shape(start)
         return nbytes((longest.target, longest.drafter, contexts, state.cache, state.drafter))
 

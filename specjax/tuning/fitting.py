@@ -9,7 +9,7 @@ from specjax.batching import bucket
 from specjax.decoding import building
 from specjax.decoding.texts import check_room, common_width
 from specjax.measure import costing
-from specjax.measure.costing import TIMED_TEXTS, TIMED_TOKENS
+from specjax.measure.costing import TIMED_TEXTS, TIMED_TOKENS, filled
 from specjax.measure.fit import pruned
 from specjax.measure.stopwatch import Stopwatch, Texts
 from specjax.policies import Costs, parse_with_costs, with_any_costs
@@ -73,7 +73,7 @@ def _in_time(
     """Shorten the drafts of a loop, and the tokens of a timed call, to fit into the time."""
     batches = -(-len(sources) // job.rows)
     calls = 2 * batches * (2 + method.gamma_max)  # two of each length and of plain decoding
-    job.pace.first_pass(watch, plain, sources, LOOPS, 2 * calls * longest)
+    job.pace.first_pass(watch, plain, filled(sources, job.rows), LOOPS, 2 * calls * longest)
     if job.pace.is_short():
         gamma = min(method.gamma_max, SHORT_GAMMA)
         method = dataclasses.replace(method, gamma_max=gamma)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Sequence
+from typing import TypedDict
 
 import jax
 import numpy as np
@@ -21,6 +22,18 @@ from specjax.sampling import Sampling, as_sampling, key_for
 from specjax.support.ranges import has, whole
 from specjax.tuning.pace import Pace
 from specjax.types import Text
+
+
+class Fields(TypedDict, total=False):
+    """The fields of a `Job` that functions take as keyword arguments."""
+
+    sampling: Sampling | None
+    max_new_tokens: int
+    key: Key[Array, ""] | int | None
+    max_source_len: int | None
+    batch_size: int
+    minutes: float
+    say: timing.Say
 
 
 @dataclasses.dataclass

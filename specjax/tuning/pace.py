@@ -47,15 +47,14 @@ class Pace:
         """The time of `time.monotonic` at which a share of the seconds will have passed."""
         return time.monotonic() + self.left(share)
 
-    def afford(
-        self, tokens: float, share: float = 1.0, **counts: tuple[int, int]
-    ) -> dict[str, int]:
+    def afford(self, work: float, share: float = 1.0, **counts: tuple[int, int]) -> dict[str, int]:
         """Lower counts until what they measure fits into a share of the time, see `reduced`.
 
         Args:
-          tokens: of plain decoding, whose time one of all counts takes.
+          work: tokens of plain decoding, whose time one of each count takes.
+          counts: as in `reduced`.
         """
-        each = tokens * self.token
+        each = work * self.token
         return reduced(counts, self.left(share) / each if each else math.inf)
 
     def is_short(self, share: float = 1.0) -> bool:

@@ -7,34 +7,22 @@ half says how fast the choice is.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
-
-from jax import Array
-from jaxtyping import Key
+from typing import Any, Unpack
 
 from specjax import devices, drafters, trees
 from specjax.batching import bucket
 from specjax.decoding import building
 from specjax.decoding.conditions import conditions
-from specjax.defaults import (
-    BATCH_SIZE,
-    GAMMAS,
-    LONGEST,
-    MINUTES,
-    NEW_TOKENS,
-    REPEATS,
-    TIMED_INPUTS,
-)
+from specjax.defaults import LONGEST
 from specjax.drafters.base import Drafter
-from specjax.measure import doubts, timing
+from specjax.measure import doubts
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import check
-from specjax.sampling import Sampling
 from specjax.settings import Drafting, Settings
 from specjax.support.renamed import refuses
 from specjax.tuning import fitting, trials
 from specjax.tuning.candidates import Candidates
-from specjax.tuning.job import Job
+from specjax.tuning.job import Fields, Job
 from specjax.tuning.members import smaller_members
 from specjax.tuning.recommendation import Selection, recommend
 from specjax.types import Text
@@ -51,14 +39,8 @@ def tune(
     tree: trees.Shape | str | None = None,
     rule: str = "",
     passes: Sequence[int] | None = None,
-    sampling: Sampling | None = None,
-    max_new_tokens: int = NEW_TOKENS,
-    key: Key[Array, ""] | int | None = None,
-    batch_size: int = BATCH_SIZE,
-    max_source_len: int | None = None,
     check_tokens: bool = True,
-    minutes: float = MINUTES,
-    say: timing.Say = timing.silent,
+    **job: Unpack[Fields],
 ) -> Settings:
     """Measure what rounds cost on this machine, and find the fastest way to decode such texts.
 
@@ -77,8 +59,8 @@ def tune(
         1, 2, 4 and so on positions of each row for chains on a CPU, and none elsewhere.
       sampling: default `Greedy()`.
       key: as in `generate`. A run may have the same key: it draws independently.
-      minutes: time for all of it; 0: no limit. Where it is short, shorter drafts and fewer texts,
-        tokens and repeats are timed. Compiling may take longer.
+      minutes: time for all of it; 0: no limit; default 2.5. Where it is short, shorter drafts and
+        fewer texts, tokens and repeats are timed. Compiling may take longer.
       say: is called with a forecast and with each next step, such as "timing … turn 2 of 3".
 
     Returns:
@@ -89,10 +71,8 @@ def tune(
     """
     building.check_models(target, draft)
     drafting = Drafting(gamma, policy, None, tree, rule, passes or (), check_tokens)
-    job = Job(
-        target, texts, sampling, max_new_tokens, key, max_source_len, batch_size, minutes, say
-    )
-    return tuned(job, draft, with_passes(job, drafting) if passes is None else drafting)
+    run = Job(target, texts, **job)
+    return tuned(run, draft, with_passes(run, drafting) if passes is None else drafting)
 
 
 def tuned(job: Job, draft: Checkpoint | Drafter | str, drafting: Drafting) -> Settings:
@@ -136,24 +116,22 @@ def with_passes(job: Job, drafting: Drafting) -> Drafting:
     return dataclasses.replace(drafting, passes=[rows * width for width in widths])
 
 
+class Options(Fields, total=False):
+    """What `select` takes beside the fields of a job."""
+
+    gammas: Sequence[int]
+    nodes: Sequence[int]
+    timed_inputs: int
+    repeats: int
+    dtype: Any
+    check_tokens: bool
+
+
 def select(
     target: Checkpoint,
     drafts: Sequence[str | Checkpoint | Drafter],
     texts: Sequence[Text],
-    *,
-    sampling: Sampling | None = None,
-    max_new_tokens: int = NEW_TOKENS,
-    key: Key[Array, ""] | int | None = None,
-    max_source_len: int | None = None,
-    batch_size: int = BATCH_SIZE,
-    gammas: Sequence[int] = GAMMAS,
-    nodes: Sequence[int] = (),
-    timed_inputs: int = TIMED_INPUTS,
-    repeats: int = REPEATS,
-    minutes: float = MINUTES,
-    dtype: Any = None,
-    check_tokens: bool = True,
-    say: timing.Say = timing.silent,
+    **options: Unpack[Options],
 ) -> Selection:
     """Measure each candidate on these inputs, and choose one, or plain decoding.
 
@@ -171,13 +149,13 @@ def select(
         enough.
       sampling, max_new_tokens, key, max_source_len, batch_size, check_tokens: as in `generate`,
         with the values of later use. Timings are at batch 1 all the same.
-      gammas: draft lengths to choose from.
+      gammas: draft lengths to choose from; default 1, 2, 3, 5, 7 and 10.
       nodes: sizes of trees to try too, such as (8, 16, 32).
-      timed_inputs: how many of the texts are timed.
-      repeats: repeats of each timing.
-      minutes: time for all of it; 0: no limit. Where it is short, fewer lengths, inputs, tokens and
-        repeats are timed, and a draft that cannot win is not timed at all. Compiling may take
-        longer.
+      timed_inputs: how many of the texts are timed; default 16.
+      repeats: repeats of each timing; default 5.
+      minutes: time for all of it; 0: no limit; default 2.5. Where it is short, fewer lengths,
+        inputs, tokens and repeats are timed, and a draft that cannot win is not timed at all.
+        Compiling may take longer.
       dtype: dtype of named drafts, as `specjax.load` takes it.
       say: is called with a forecast and with each next step, such as "timing … turn 2 of 5".
 
@@ -188,9 +166,8 @@ def select(
     if isinstance(drafts, str) or not isinstance(drafts, Sequence):
         raise ValueError(f"drafts={drafts!r} should be a list, such as [{drafts!r}].")
     drafts = list(drafts) or smaller_members(target.name)
-    job = Job(
-        target, texts, sampling, max_new_tokens, key, max_source_len, batch_size, minutes, say
-    )
-    trial = Candidates(job, drafts, gammas, nodes, timed_inputs, repeats, dtype, check_tokens)
+    given: dict[str, Any] = dict(options)
+    run = {name: given.pop(name) for name in Fields.__annotations__.keys() & given.keys()}
+    trial = Candidates(Job(target, texts, **run), drafts, **given)
     candidates = [trial.measure(draft, tree) for draft, tree in trial.wanted]
     return trial.ready(recommend(candidates, [draft for draft, _ in trial.wanted]))
