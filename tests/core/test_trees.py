@@ -487,7 +487,7 @@ def rules_of(shape, distribution):
 @pytest.mark.parametrize(
     ("shape", "distribution", "rule"),
     [
-        case if number % 2 == 0 else slow(case)
+        case if number % 3 == 0 else slow(case)
         for number, case in enumerate(
             (name, distribution, rule)
             for name, shape in LOOP_SHAPES.items()
@@ -596,7 +596,7 @@ def test_with_coupled_noise_the_tokens_are_plain_decodings():
     rule, chosen = rules.Gumbel(), smp.Sampling(1.0)
     eos = jnp.array([EOS], jnp.int32)
     plain = autoregressive.Autoregressive(target, chosen, eos, rule)
-    shapes = fixed(2, 2), fixed(3, draw="top"), BestFirst(2, 2, 4)
+    shapes = fixed(2, 2), BestFirst(2, 2, 4)
     wanted = loop.decode(plain, *begun(plain, inputs, 9))
     for shape in shapes:
         method = method_of(target, random_table(2, dtype=jnp.float32), chosen, rule, shape)

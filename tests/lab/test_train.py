@@ -346,6 +346,11 @@ def test_a_draft_learns_its_teachers_probabilities(whole, config, tmp_path):
     )
 
 
+# Compiled: an operation at a time takes seconds.
+data_loss = jax.jit(steps.data_loss, static_argnums=0)
+teacher_forced = jax.jit(steps.teacher_forced, static_argnums=0)
+
+
 def test_losses_against_plain_formulas():
     config = T5Config(vocab_size=11, **TINY)
     graphdef, params = beginning.make_model(config, seed=0)
@@ -354,16 +359,18 @@ def test_losses_against_plain_formulas():
         Pair(np.array([3, 1]), np.array([6, 0, 1])),  # 0 is a token, as "!" is in GPT-2
     ]
     batch = batches.collate(pairs, (4, 5))
-    total, count = steps.data_loss(graphdef, params, batch)
-    logprobs = jax.nn.log_softmax(steps.teacher_forced(graphdef, params, batch)).reshape(2, 5, 11)
+    total, count = data_loss(graphdef, params, batch)
+    logprobs = jax.nn.log_softmax(teacher_forced(graphdef, params, batch)).reshape(2, 5, 11)
     expected = -sum(logprobs[r, t, i] for r, p in enumerate(pairs) for t, i in enumerate(p.target))
     assert count == 5
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     padded = T5Config(vocab_size=13, **TINY)  # whose last two ids the draft has not
     teacher = beginning.make_model(padded, seed=1)
     kl = divergences.parse("forward_kl")
-    found, count = steps.teacher_loss(graphdef, params, teacher, batch, kl)
-    theirs = jax.nn.log_softmax(steps.teacher_forced(*teacher, batch)[:, :11]).reshape(2, 5, 11)
+    found, count = jax.jit(
+        lambda *args: steps.teacher_loss(graphdef, params, (teacher[0], args[0]), batch, kl)
+    )(teacher[1])
+    theirs = jax.nn.log_softmax(teacher_forced(*teacher, batch)[:, :11]).reshape(2, 5, 11)
     real = np.array([2 * [True] + 3 * [False], 3 * [True] + 2 * [False]])[..., None]
     assert count == 5
     expected = (jnp.exp(theirs) * (theirs - logprobs) * real).sum()
@@ -374,8 +381,7 @@ def test_padding_changes_no_loss():
     graphdef, params = beginning.make_model(T5Config(vocab_size=11, **TINY), seed=0)
     pair = Pair(np.array([3, 4, 1]), np.array([5, 1]))
     losses = [
-        steps.data_loss(graphdef, params, batches.collate([pair], shape))[0]
-        for shape in ((3, 2), (7, 9))
+        data_loss(graphdef, params, batches.collate([pair], shape))[0] for shape in ((3, 2), (7, 9))
     ]
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
