@@ -90,7 +90,7 @@ def reader(monkeypatch, tmp_path, pair):
         (specjax, "measure_alpha", {"max_new_tokens": 8}),
         (beam, "beam_search", {"max_new_tokens": 6}),
         (specjax, "select", {"max_new_tokens": 8, "timed_inputs": 1, "repeats": 1}),
-        (batches, "pass_times", {"max_new_tokens": 8, "repeats": 1}),
+        (batches, "pass_times", {"max_new_tokens": 8, "repeats": 1, "gamma": 1}),
     ):
         monkeypatch.setattr(module, name, shortened(getattr(module, name), limits))
     yield {"specjax": specjax, "target": pair.target, "draft": pair.draft, "texts": TEXTS[:2]}
