@@ -23,6 +23,7 @@ from experiments.train.train_drafter import DrafterConfig, known_tokens
 from pairs import TEXTS
 from specjax import drafters
 from specjax.types import Inputs
+from tiny_models import quick
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
@@ -225,7 +226,7 @@ def rows_of(directory):
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick(KINDS, "eagle", "shallow"))
 def test_a_run_learns_and_writes_a_drafter(kind, config, target, tmp_path, capsys):
     work, (settings, shown) = tmp_path / "work", KINDS[kind]
     config = dataclasses.replace(config, drafter=kind, settings=settings)
