@@ -69,7 +69,7 @@ def _programs_of_modules():
     yield
     from specjax.support import memory_maps  # after the settings above
 
-    if memory_maps.used() > memory_maps.limit() // 8:
+    if memory_maps.used() > memory_maps.limit() // 4:
         jax.clear_caches()
         gc.collect()
 

@@ -18,13 +18,13 @@ from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.policies.constant import Constant
 from specjax.pytrees import pytree
-from specjax.rules import Block, Gumbel, Token, at_position, at_tokens
+from specjax.rules import Block, Gumbel, Token, at_tokens
 from specjax.sampling import Purpose, Sampling
 from specjax.state import unfinished
 from specjax.testing.enumeration import STATES, output_distribution
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
 from tiny_models import covering, quick, slow
-from toy_policies import ConfidenceStop, EntropyStop, Erratic, OneOf, TailReader, library
+from toy_policies import Erratic, TailReader
 
 EOS = 2
 PROMPT = [1, 0]
@@ -60,22 +60,6 @@ POLICIES = {  # and γ_max
     "erratic of 3": (Erratic(), 3),
 }
 
-# All policies of the package, and toys that try more.
-ALL = {
-    **library(2, 3),
-    "erratic": Erratic(),
-    "entropy stop": EntropyStop(),
-    "confidence stop": ConfidenceStop(),
-    "tail reader": TailReader(),
-}
-
-
-def policy_of(name):
-    """With its γ_max; those of `ALL` compile once."""
-    if name in POLICIES:
-        return POLICIES[name]
-    return OneOf(tuple(ALL.values()), jnp.int32(list(ALL).index(name))), 2
-
 
 def method_of(target, drafter, distribution, rule, policy, gamma_max) -> speculative.Speculative:
     eos = jnp.int32([EOS])
@@ -104,7 +88,7 @@ def biases(
 )
 def test_enumerated_distribution_is_the_targets(rule, distribution, policy, double):
     """All outputs of up to 6 tokens over 3, EOS and the length limit included: TV < 1e-12."""
-    found = biases(Sampling(**SAMPLINGS[distribution]), RULES[rule], *policy_of(policy))
+    found = biases(Sampling(**SAMPLINGS[distribution]), RULES[rule], *POLICIES[policy])
     assert max(found.values()) < 1e-12, found
 
 
@@ -136,13 +120,13 @@ def test_draft_longer_than_the_budget(double):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("policy", [*POLICIES, *ALL])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_gumbel_tokens_are_those_of_plain_decoding(policy, double):
     """1,000 rows of up to 6 tokens, for each drafter: the same tokens by the same keys; of the
     target's own drafts none is rejected.
     """
     rows, distribution = 1000, Sampling(**SAMPLINGS["top-p"])
-    policy, gamma_max = policy_of(policy)
+    policy, gamma_max = POLICIES[policy]
     target, inputs = random_table(1), repeat(inputs_of([PROMPT]), rows)
     zeros, sample = jnp.zeros((rows,), jnp.int32), jnp.arange(rows, dtype=jnp.int32)
     start = inputs, smp.row_keys(jax.random.key(0), zeros, sample), zeros + BUDGET
@@ -170,14 +154,6 @@ def outputs_of(state) -> np.ndarray:
 
 
 # Faults that enumeration must see, each one of the traps that implementations fall into.
-
-
-@pytree
-class ResampleFromTarget(Token):
-    """After a rejection draws from p, not from norm(max(0, p − q))."""
-
-    def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
-        return jnp.exp(at_position(target_logprobs, accepted))
 
 
 def peeking_step(method, contexts, state, dice):
@@ -213,7 +189,6 @@ def likeliest_token(logprobs):
 
 
 FAULTS = {
-    "resample from the target": ("plain", ResampleFromTarget(), {}),
     "peek, then drop": ("plain", Token(), {"step": peeking_step}),
     "raw q": ("top-k", Token(), {"step": raw_draft_step, "drawn_from": filtered_distributions}),
     "argmax draft": ("plain", Token(), {"drawn_from": likeliest_token}),

@@ -3,6 +3,7 @@ output's distribution stays the target's."""
 
 import dataclasses
 import functools
+import itertools
 import re
 
 import jax
@@ -23,7 +24,7 @@ from specjax.models.memory import nbytes, temporaries
 from specjax.sampling import Sampling, row_keys
 from specjax.settings import Drafting
 from table_models import inputs_of
-from tiny_models import FAMILIES, random_model
+from tiny_models import FAMILIES, quick, random_model
 
 EOS = 2
 PROMPTS = [[3, 5, 9, 1], [7], [11, 4], [1, 1, 1, 6, 8]]
@@ -51,7 +52,7 @@ def _logits_of(model, inputs):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(FAMILIES, "t5", "llama"))
 def test_the_layers_that_run(family):
     """As a model of its own with the same weights in its layers; others change nothing."""
     target = wide(family)
@@ -160,8 +161,10 @@ def test_models_that_have_no_layers_or_no_head():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])  # two layouts of the head
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(  # two layouts of the head
+    ("family", "platform"),
+    quick(itertools.product(FAMILIES, ("cpu", "gpu")), ("t5 tied", "cpu"), ("llama", "gpu")),
+)
 def test_its_logits_are_the_drafts_own(family, platform):
     """At its ids, of which EOS is one; −inf elsewhere. All ids give the draft itself."""
     draft = wide(family, platform=platform)

@@ -165,7 +165,7 @@ def test_logits_are_those_of_the_rounded_weights(kind, monkeypatch):
     integers, and blocks, of which the last overlaps the one before.
     """
     monkeypatch.setattr(devices, "cpu_multiplies", lambda _: False)
-    jax.clear_caches()
+    read.clear_cache()
     floats = target_of(kind)
     weights = in_int8(floats, cache=False).model
     module = floats.model.module()
@@ -178,12 +178,12 @@ def test_logits_are_those_of_the_rounded_weights(kind, monkeypatch):
     assert 1e-4 * size < float(jnp.abs(found - exact).max()) < 0.2 * size
     with monkeypatch.context() as patch:
         patch.setattr(devices, "cpu_multiplies", lambda _: True)
-        jax.clear_caches()
+        read.clear_cache()
         np.testing.assert_allclose(logits(weights), found, atol=2e-4 * float(jnp.abs(same).max()))
     if kind != "gpt":
         return
     monkeypatch.setattr(int8, "BLOCK", 40)  # weights; most matrices have 64 to 288
-    jax.clear_caches()
+    read.clear_cache()
     np.testing.assert_allclose(logits(weights), found, atol=2e-5 * float(jnp.abs(same).max()))
 
 
@@ -302,13 +302,13 @@ def test_no_loop_keeps_the_floats(monkeypatch):
     """Neither of the weights nor of the encoder's keys and values. Without `late` it keeps those of
     the weights."""
     monkeypatch.setattr(devices, "cpu_multiplies", lambda _: False)
-    jax.clear_caches()
+    loop.decode.clear_cache()
     model = outlined(cache=True)
     layers_of = model.params["decoder"]
     weights = 4 * sum(x.size for x in jax.tree.leaves(layers_of) if x.dtype == jnp.int8)
     assert temporaries(model) < 0.5 * weights
     monkeypatch.setattr(int8, "late", lambda narrow, *_: narrow)
-    jax.clear_caches()
+    loop.decode.clear_cache()
     assert temporaries(model) > weights
 
 
@@ -355,7 +355,8 @@ def same(target, draft, **options):
     return found
 
 
-@pytest.mark.parametrize("kind", [k if k == "t5" else pytest.param(k, marks=SLOW) for k in KINDS])
+@SLOW
+@pytest.mark.parametrize("kind", KINDS)
 def test_greedy_identity(kind):
     """With a target in 8 bits; and with a draft in 8 bits of a target that is not."""
     target, narrow = target_of(kind), target_in_int8(kind)

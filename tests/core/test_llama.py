@@ -1,7 +1,6 @@
 """The Llama layout: groups, windows, rotations, sizes. `test_model_calls.py` has what every family
 promises."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -51,42 +50,6 @@ def test_keys_are_kept_once_for_a_group(tmp_path, tokens):
     assert f"f32[3,2,4,{length}]" in text
     for copied in (f"3,4,4,{length}", f"3,2,2,4,{length}", f"3,4,{length},4"):
         assert f"[{copied}]" not in text
-
-
-def test_a_window_reaches_back_by_its_length_in_each_layer(tmp_path):
-    """Two layers with a window of 5 see 8 tokens back and no further."""
-    module = load_variant("mistral", tmp_path).module()
-    tokens, start = jnp.arange(12, dtype=jnp.int32)[None, :], jnp.zeros((1,), jnp.int32)
-
-    def last(tokens):
-        return module(tokens, start, (), None)[0][0, -1]
-
-    whole = jax.jit(last)(tokens)
-    changed = [not np.array_equal(jax.jit(last)(tokens.at[0, i].set(30)), whole) for i in range(12)]
-    assert changed == [False] * 3 + [True] * 9
-
-
-@pytest.mark.sweep
-def test_a_window_as_long_as_the_text_changes_nothing(tokens):
-    config = MistralConfig(**SMALL, sliding_window=12)
-    narrow = MistralConfig(**SMALL, sliding_window=11)
-    whole, same, other = (
-        Llama(c, rngs=nnx.Rngs(0))(tokens, jnp.zeros((1,), jnp.int32), (), None)[0]
-        for c in (LlamaConfig(**SMALL), config, narrow)
-    )
-    np.testing.assert_array_equal(same, whole)
-    np.testing.assert_array_equal(other[:, :11], whole[:, :11])
-    assert not np.array_equal(other[:, 11], whole[:, 11])
-
-
-@pytest.mark.sweep
-def test_only_distances_turn(tokens):
-    """The same tokens one position later attend alike: positions enter by rotation alone."""
-    module = Llama(LlamaConfig(**SMALL), rngs=nnx.Rngs(0))
-    zero = jnp.zeros((3,), jnp.int32)
-    here, _ = module(tokens[:, :4], zero, (), None)
-    later, _ = module(tokens[:, :4], zero + 50, (), None)
-    np.testing.assert_allclose(later, here, atol=1e-5)
 
 
 def test_which_frequencies_a_scaling_divides():

@@ -14,7 +14,7 @@ from specjax.decoding import building
 from specjax.doctor import verdicts
 from specjax.drafters import ngram
 from specjax.drafters.base import ModelDrafter
-from specjax.drafters.resizing import Resized, ResizedLearner, over
+from specjax.drafters.resizing import Resized, ResizedLearner, over, resized
 from specjax.drafters.switch import switch
 from specjax.measure.timing import PLAIN
 from specjax.replay import rollouts
@@ -28,6 +28,12 @@ IDS, FEWER, EOS, BUDGET = 4, 3, 3, 4  # EOS is one of the ids that the draft lac
 
 def of(seed, size, **options):
     return specjax.wrap(random_table(seed, size), **options)
+
+
+def test_ids_that_a_draft_lacks_are_not_proposed():
+    wide, narrow = (resized(jnp.zeros((2, 3)), size) for size in (5, 2))
+    assert wide.tolist() == [[0, 0, 0, -jnp.inf, -jnp.inf]] * 2
+    assert narrow.tolist() == [[0, 0]] * 2
 
 
 @pytest.mark.sweep

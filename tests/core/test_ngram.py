@@ -67,15 +67,6 @@ def test_bigram_distribution(counts):
             np.testing.assert_allclose(distribution_of(logits)[0], expected, rtol=1e-6)
 
 
-def test_bigram_reads_the_last_known_token(counts):
-    """Rows of 1, 2 and 3 known tokens; what lies beyond is not read."""
-    drafter = ngram.bigram(counts)
-    tokens = jnp.int32([[0, 1, 1], [0, 2, 1], [0, 1, 4]])
-    begun, _ = drafter.begin(tokens, jnp.int32([1, 2, 3]), (), ())
-    extended, _ = drafter.extend(jnp.int32([0, 2, 4]), jnp.int32([0, 1, 2]), (), ())
-    np.testing.assert_array_equal(begun, extended)
-
-
 def random_counts(vocab_size: int, tokens: int) -> ngram.Counts:
     """Ids with frequencies as in language, 1 / rank; 0 starts a sequence."""
     rng = np.random.default_rng(0)
@@ -216,14 +207,6 @@ def test_lookup_goes_on_with_drafted_tokens():
     """After 1 2 3 1 2 it drafts 3, 1, 2, 3 …: a copy may run into what it wrote itself."""
     assert proposals(LOOKUP, [[1, 2, 3, 1, 2]], drafted=[[3]]) == [1]
     assert proposals(LOOKUP, [[1, 2, 3, 1, 2]], drafted=[[3], [1], [2]]) == [3]
-
-
-def test_lookup_of_rows_that_differ():
-    """Each row by its own length and source, padding unseen; as alone."""
-    known = [[1, 2, 3, 1, 2], [0, 4], [5, 6, 7], [0, 0]]
-    sources = [[8, 8], [3, 4, 2, 1], [7, 0], [2]]
-    alone = [proposals(LOOKUP, [k], [s])[0] for k, s in zip(known, sources, strict=True)]
-    assert proposals(LOOKUP, known, sources) == alone == [3, 2, 0, 0]
 
 
 def test_the_shortest_ngram_counts():

@@ -15,12 +15,19 @@ from specjax.models.memory import dtype_of
 from tests.helpers import t5_variants
 
 
-@pytest.fixture(params=[True, False], ids=["units", "no units"])
-def units(request, monkeypatch):
-    """Whether the processor multiplies bfloat16."""
+@pytest.fixture(scope="module", params=[True, False], ids=["units", "no units"])
+def multiplies(request):
+    """Whether the processor multiplies bfloat16; for all tests of one kind after another."""
     jax.clear_caches()  # a choice that was traced is kept
-    monkeypatch.setattr(devices, "cpu_multiplies", lambda _: request.param)
-    return request.param
+    yield request.param
+    jax.clear_caches()
+
+
+@pytest.fixture
+def units(multiplies, monkeypatch):
+    """The same, as `devices` says it."""
+    monkeypatch.setattr(devices, "cpu_multiplies", lambda _: multiplies)
+    return multiplies
 
 
 def factors(count: int, width: int = 96, outputs: int = 40):

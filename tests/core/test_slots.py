@@ -10,7 +10,6 @@ import pytest
 
 import test_loops
 from experiments.adaptive.policies import path
-from reference import total_variation
 from specjax import generate, loop, passes, policies, speculative
 from specjax.decoding import building
 from specjax.drafters.base import ModelDrafter
@@ -24,9 +23,9 @@ from specjax.rules import Block, Token
 from specjax.sampling import Sampling
 from specjax.testing import check_policy
 from specjax.testing.common import check_joint, joint_expected
-from specjax.testing.enumeration import joint_distribution
 from specjax.types import Call, Packing
 from table_models import hopeless, inputs_of, random_table
+from tiny_models import slow
 from toy_policies import OneOf
 
 INPUTS = inputs_of([[1, 0], [0, 1, 1]])
@@ -108,10 +107,10 @@ def test_a_fault_between_rows():
     [
         {"eos": -1, "limits": (4, 2)},
         {"rule": Block()},
-        {"chosen": Sampling(0.7, top_p=0.8)},
-        {"chosen": Sampling(0.0)},
+        slow({"chosen": Sampling(0.7, top_p=0.8)}),
+        slow({"chosen": Sampling(0.0)}),
         {"policy": policies.both(heuristic(1), EARLY)},
-        {"draft": "hopeless"},
+        slow({"draft": "hopeless"}),
         {"passes": ()},
     ],
     ids=["ends", "block", "top_p", "greedy", "both", "hopeless", "one pass"],
@@ -126,7 +125,7 @@ def test_early_stop_with_other_methods(options):
         check_joint("it", method_of(**options), INPUTS, limits)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_three_rows():
     with jax.enable_x64(True):
         method = method_of(EARLY, passes=(3, 5))
@@ -141,16 +140,6 @@ def peeking_step(method, contexts, state, dice=None):
     drafts = drafts._replace(length=jnp.minimum(drafts.length, kept))
     verdict, state = speculative.judge(method, contexts, dice, state, drafts)
     return speculative.conclude(method, contexts.drafter, state, drafts, verdict)
-
-
-@pytest.mark.sweep
-def test_tokens_that_are_dropped_after_a_look_count_in_the_enumeration():
-    with jax.enable_x64(True):
-        method = method_of(constant(2), passes=())
-        found = joint_distribution(method, INPUTS, [2, 2], step=peeking_step)
-        exact = joint_distribution(method, INPUTS, [2, 2])
-        assert sum(found.values()) == pytest.approx(1)
-        assert total_variation(found, exact) > 1e-2
 
 
 # --- allocation -------------------------------------------------------------------------------
@@ -303,7 +292,7 @@ def test_packed_positions():
     assert Call(call.start).unpack(x) is x
 
 
-@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("greedy", [True, slow(False)])
 def test_a_packed_pass_gives_the_tokens_of_a_whole_one(pair, greedy):
     """A T5, by all sizes that hold the positions; if all is verified, the tokens of one length."""
     options = {"gamma": 3, "temperature": 0.0 if greedy else 1.0, "key": 1, "max_new_tokens": 12,
@@ -334,7 +323,7 @@ def test_a_round_without_a_draft_runs_one_position_of_each_row(lengths, width):
     assert passes.packed(method, judge, state, drafts)[0].tolist() == [width]
 
 
-@pytest.mark.parametrize("sizes", [(), (3, 6)])
+@pytest.mark.parametrize("sizes", [slow(((),)), (3, 6)])
 def test_no_cache_is_copied(sizes):
     """In the compiled loop of T5s, two rows, buffer 512, d_kv 8: chances go through the conditional
     around drafting too."""
@@ -349,6 +338,7 @@ def test_no_cache_is_copied(sizes):
     assert not re.search(r"= f32\[2,2,(8,512|512,8)\]\S* copy\(", text)
 
 
+@pytest.mark.slow
 def test_the_loop_draws_the_target_s_outputs():
     """Through the jitted loop, packed: pairs of outputs of two rows, by chi-square."""
     from collections import Counter
@@ -415,11 +405,11 @@ def test_what_a_policy_by_slot_does_not_go_with(pair, options, message):
 def test_times_of_packed_passes_are_measured(pair):
     """Sizes from no draft up; a policy that reads the times decodes the same tokens."""
     texts = [[5, 6, 7], [8, 9]]
-    found = batches.pass_times(pair.target, pair.draft, texts, gamma=2, batch_size=4,
+    found = batches.pass_times(pair.target, pair.draft, texts, gamma=1, batch_size=4,
                                max_new_tokens=8, repeats=2)  # fmt: skip
-    assert found.positions == (4, 5, 6, 8, 10, 12)
+    assert found.positions == (4, 5, 6, 8)
     assert bool(jnp.all(found.verify > 0))
-    options = {"gamma": 2, "temperature": 0.0, "max_new_tokens": 8, "batch_size": 4}
+    options = {"gamma": 1, "temperature": 0.0, "max_new_tokens": 8, "batch_size": 4}
     plain = generate(pair.target, None, texts, temperature=0.0, max_new_tokens=8)
     early = generate(pair.target, pair.draft, texts, policy=policies.early_stop(found),
                      passes=found.positions, **options)  # fmt: skip

@@ -78,26 +78,6 @@ def test_buckets_of_a_few_distances_by_hand():
     assert buckets.tolist() == [0, 1, 15, 16, 16, 17, 17, 30, 31, 31, 31, 31]
 
 
-# --- padding -----------------------------------------------------------------------------------
-
-
-def test_what_stands_in_the_padding_does_not_matter(model, texts):
-    tokens, source, source_len = texts
-    garbage = jnp.where(jnp.arange(source.shape[1])[None, :] < source_len[:, None], source, 7)
-    assert (garbage != source).any()
-    pair = (uncached(model, tokens, one, source_len) for one in (source, garbage))
-    np.testing.assert_array_equal(*pair)
-
-
-def test_width_of_the_padding_and_neighbours_do_not_matter(model, texts):
-    tokens, source, source_len = texts
-    together = uncached(model, tokens, jnp.pad(source, ((0, 0), (0, 23))), source_len)
-    for row in (1, 2):
-        one, length = slice(row, row + 1), int(source_len[row])
-        alone = uncached(model, tokens[one], source[one, :length], source_len[one])
-        np.testing.assert_allclose(together[one], alone, rtol=0, atol=1e-5)
-
-
 # --- LanguageModel -----------------------------------------------------------------------------
 
 

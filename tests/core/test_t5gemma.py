@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from specjax.drafters import eagle
 from specjax.drafters.views import kangaroo, shallow
 from specjax.models.t5gemma import T5Gemma
 from test_families import near
-from tiny_models import slow
 
 VARIANTS = t5gemma_variants.VARIANTS
 TEXTS = [[5, 9, 4, 7, 11, 3, 8, 2, 6], [8, 2, 6], [9, 7, 3, 5, 7, 2, 12], [4]]
@@ -76,7 +74,8 @@ DRAFTS = {
 }
 
 
-@pytest.mark.parametrize("name", [slow("t5gemma"), "t5gemma2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t5gemma", "t5gemma2"])
 def test_drafters_read_the_targets_encoding(name, tmp_path, monkeypatch):
     """The encoder is traced once, and the tokens are plain decoding's."""
     target = load(t5gemma_variants.write(tmp_path, three_layers(VARIANTS[name])))
@@ -91,7 +90,6 @@ def test_drafters_read_the_targets_encoding(name, tmp_path, monkeypatch):
     monkeypatch.setattr(T5Gemma, "read", counted)
     for kind, draft in DRAFTS.items():
         calls.clear()
-        jax.clear_caches()
         found = specjax.generate(target, draft(target), TEXTS, gamma=2, max_new_tokens=8)
         assert found.tokens == plain.tokens, kind
         assert len(calls) == 1, kind

@@ -64,15 +64,17 @@ ROWS = {
 }
 
 
-def cells(*columns: str, quick: tuple[str, ...]) -> list:
+def cells(*columns: str, quick: set[tuple[str, str]]) -> list:
     """Cases (row, column) of a parametrized test, for all cells without a dash.
 
     Args:
-      quick: rows whose cases `make test` runs; `make slow` runs the rest.
+      quick: cells that `make test` runs; `make slow` runs the rest.
     """
     return [
         pytest.param(
-            name, column, id=f"{name}-{column}", marks=[] if name in quick else [pytest.mark.slow]
+            *(name, column),
+            id=f"{name}-{column}",
+            marks=[] if (name, column) in quick else [pytest.mark.slow],
         )
         for name, row in ROWS.items()
         for column in columns

@@ -4,10 +4,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from specjax.drafters.base import started
-from specjax.models.attention import KV
 from specjax.types import Inputs
 
 
@@ -44,26 +42,3 @@ def call(model, tokens, start, context, cache):
     """Logits (B, K, V) and the cache."""
     hidden, cache = model(tokens, start, context, cache)
     return model.logits(hidden), cache
-
-
-@jax.jit
-def by_slot(model, tokens, start, context, cache):
-    """(B, T): how much a row's output changes with what each slot of the cache holds.
-
-    Derivatives along one random direction of a slot; forward, through the loop of attention.
-    """
-
-    def per_row(cache):
-        hidden, _ = model(tokens, start, context, cache)
-        return jnp.sum(jnp.sin(hidden), axis=(1, 2))
-
-    rng = np.random.default_rng(0)
-    draws = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), cache)
-    slots = jnp.arange(cache[0].values.shape[2], dtype=jnp.int32)
-
-    def by(slot):
-        here = (slots == slot).astype(jnp.float32)[None, None, :, None]
-        direction = tuple(jax.tree.map(jnp.multiply, KV.of(here, here), layer) for layer in draws)
-        return jax.jvp(per_row, (cache,), (direction,))[1]
-
-    return jnp.abs(jax.vmap(by)(slots)).T

@@ -446,6 +446,3 @@ def test_errors(shape, message):
     model = MarkovModel(jnp.zeros((4, 4), jnp.float32))
     with pytest.raises(ValueError, match=message):
         fast(model, model, shape=shape)
-
-
-# Against transformers.

@@ -30,6 +30,7 @@ from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
 from specjax.sampling import Sampling
 from specjax.support import files, memory_maps
+from tiny_models import slow
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 FAMILY = ROOT / "families" / "prose" / "target"
@@ -202,7 +203,7 @@ def test_an_answer_of_its_own_is_written(target, tmp_path, asked):
     assert made[2][0]["model_id"] == "t, b"
 
 
-@pytest.mark.parametrize("dtype", ["", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["", slow("bfloat16")])
 def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
     """Rows of both loops; in bfloat16 plain decoding in float32 is a baseline too."""
     arguments = bench(directory, tmp_path, f"--config.dtype={dtype}")
@@ -268,6 +269,7 @@ def test_policies_batches_and_a_run_that_goes_on(directory, asked, monkeypatch, 
     assert (tmp_path / "results.jsonl").read_bytes() == found
 
 
+@pytest.mark.slow
 def test_a_switch_has_the_drafts_before_it(directory, asked, monkeypatch, capsys, tmp_path):
     """Each model is loaded once, tables have the config's names, and a sentence gives c and v."""
     load, loaded = drafters.load, []

@@ -755,6 +755,7 @@ def check_speedup(row):
     assert row["tau"] / share == pytest.approx(speed)
 
 
+@pytest.mark.slow
 def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     """Everything that it writes; the report from rows alone; an unwritable place."""
     examples = [tasks.Example(f"{text} $[b]$", text) for text in TEXTS]

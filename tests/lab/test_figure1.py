@@ -19,11 +19,12 @@ from specjax.decoding.texts import tokenize
 from specjax.rounds import Round
 from specjax.sampling import Sampling
 from specjax.trees.nodes import Nodes
+from tiny_models import slow
 
 BUDGET = 24
 
 
-@pytest.fixture(scope="module", params=[0.0, 1.0])
+@pytest.fixture(scope="module", params=[slow(0.0), 1.0])
 def traced(pair, request):
     """For some texts, their rounds and their row as the jitted loop gives it, in a batch of 8."""
     method = building.build(pair.target, pair.draft, gamma=4, sampling=Sampling(request.param))
@@ -60,7 +61,9 @@ def test_a_trace_is_the_run(traced):
             assert not (ended and r.rejected)
 
 
-@pytest.fixture(scope="module", params=[(1.0, "fixed(3, 2)"), (0.0, "best_first(2, 3, 6)")])
+@pytest.fixture(
+    scope="module", params=[(1.0, "fixed(3, 2)"), slow(((0.0, "best_first(2, 3, 6)"),))]
+)
 def traced_trees(pair, request):
     """As `traced`, of two texts and with trees."""
     temperature, tree = request.param

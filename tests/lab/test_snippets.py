@@ -29,8 +29,10 @@ from pairs import TEXTS
 from specjax.checkpoints import finding
 from specjax.measure import batches
 from specjax.support import command_line as support
+from tiny_models import slow
 
 NOT_RUN = "# Not run in the tests: "
+LONG = (ROOT / "docs/trees.md", ROOT / "experiments/reproduce/rules.md")  # `make slow` runs them
 TARGETS = ("target", "t5-3b", "t5-xxl")  # last parts of names; all others are drafts
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
@@ -81,13 +83,14 @@ def reader(monkeypatch, tmp_path, pair):
     monkeypatch.setattr(tasks, "load", lambda task, split, *_: examples[:2])
     choose = functools.wraps(specjax.select)(functools.partial(specjax.select, gammas=(1,)))
     monkeypatch.setattr(specjax, "select", choose)
+    monkeypatch.setattr(specjax, "tune", of_few_programs(specjax.tune))
     for module, name, limits in (
         (specjax, "generate", {"max_new_tokens": 8, "num_samples": 2, "gamma": 3}),
         (specjax, "tune", {"max_new_tokens": 8}),
         (specjax, "measure_alpha", {"max_new_tokens": 8}),
         (beam, "beam_search", {"max_new_tokens": 6}),
         (specjax, "select", {"max_new_tokens": 8, "timed_inputs": 1, "repeats": 1}),
-        (batches, "pass_times", {"max_new_tokens": 8, "repeats": 1}),
+        (batches, "pass_times", {"max_new_tokens": 8, "repeats": 1, "gamma": 1}),
     ):
         monkeypatch.setattr(module, name, shortened(getattr(module, name), limits))
     yield {"specjax": specjax, "target": pair.target, "draft": pair.draft, "texts": TEXTS[:2]}
@@ -96,6 +99,17 @@ def reader(monkeypatch, tmp_path, pair):
             sys.modules[name].__file__
         ):
             del sys.modules[name]
+
+
+def of_few_programs(tune):
+    """`tune` with one size of pass, and with short drafts unless the page says how long."""
+
+    @functools.wraps(tune)
+    def call(*args, passes=(), **options):
+        options = options if "tree" in options else {"gamma": 2} | options
+        return tune(*args, passes=passes[-1:], **options)
+
+    return call
 
 
 def shortened(function, limits):
@@ -116,7 +130,9 @@ def shortened(function, limits):
 
 @pytest.mark.filterwarnings("ignore:.*were truncated:UserWarning")  # the pair reads 40 ids
 @pytest.mark.parametrize(
-    "page", sorted({b.page for b in PYTHON}), ids=lambda page: str(page.relative_to(ROOT))
+    "page",
+    [slow(page) if page in LONG else page for page in sorted({b.page for b in PYTHON})],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_python(page, reader, tmp_path):
     """Block after block; one that begins with the name of a file becomes that file."""

@@ -19,6 +19,7 @@ from specjax.speculative import Speculative
 from specjax.trees import fixed
 from specjax.trees.speculative import TreeSpeculative
 from table_models import inputs_of, random_table, repeat
+from tiny_models import slow
 
 GAMMA, BUDGET = 4, 24
 EOS = jnp.int32([2])
@@ -29,7 +30,7 @@ JITTED = (
 )
 
 
-@pytest.fixture(scope="module", params=[(0.0, 0), (1.0, 0), (1.0, 1), (1.0, 2)])
+@pytest.fixture(scope="module", params=[(0.0, 0), slow(((1.0, 0),)), slow(((1.0, 1),)), (1.0, 2)])
 def timed(request):
     """For both loops: a row's timeline, how much was compiled before each run, the loop's state."""
     temperature, row = request.param

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from experiments.train import medusa, train_drafter
-from experiments.train.medusa import Known, MedusaTrainer, along, init, loss
+from experiments.train.medusa import Known, MedusaTrainer, init, loss
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Gemma2Config, Llama
 from table_models import inputs_of
@@ -18,6 +18,8 @@ from test_medusa import HEADS, OPTIONS, drafter, expected_logits, hidden_states,
 from tiny_models import quick
 
 T = 10
+# Compiled: an operation at a time takes seconds.
+along = jax.jit(lambda *known: list(medusa.along(*known)))
 
 
 def cross_entropy(target_logprobs, draft_logprobs, tokens):

@@ -44,7 +44,7 @@ from specjax.models.t5gemma import T5GemmaConfig
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
-MESHES = ("data=2", "data=2,model=2", "data=2,model=4")
+MESHES = ("data=2", "data=2,model=4")
 
 
 # --- steps on 1, 2, 4 and 8 devices --------------------------------------------------------------
@@ -283,6 +283,7 @@ def tuned(hub, tmp_path_factory):
     return root, final
 
 
+@pytest.mark.slow
 def test_pairs_are_learned_by_heart_and_decoded_speculatively(hub, tuned, monkeypatch):
     """By the recipe of the paper's models, which configs/paper.py then finds."""
     root, final = tuned
