@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.adaptive.policies import tapout
 from specjax import generate, loop, rules
 from specjax.checkpoints.own import wrap
 from specjax.decoding import building, starting
 from specjax.drafters.base import Drafter
 from specjax.drafters.ngram import PromptLookup
-from specjax.policies import Policy, by_batch_size
+from specjax.policies import Policy, both, by_batch_size
 from specjax.pytrees import pytree
 from specjax.sampling import Filter, Sampling
 from table_models import random_table
@@ -197,7 +196,7 @@ def test_noise_that_is_no_distribution():
 
 
 def test_parts_within_parts():
-    """An own policy among the arms of one of the package."""
+    """An own policy within one of the package."""
     arm = faulty("policy", go_on=lambda s, state, d, p: None)["policy"]
     with pytest.raises(ValueError, match=r"Mine\.go_on returned None"):
-        decode(policy=tapout(arms=("svip", arm)))
+        decode(policy=both(arm, "fixed(1)"))
