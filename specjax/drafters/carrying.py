@@ -1,4 +1,4 @@
-"""Drafters that start a batch from the last batch's state: `generate(carry_state=True)`."""
+"""Drafters that start a batch from the last batch's state: `generate(carry=True)`."""
 
 from abc import abstractmethod
 from typing import Any, Protocol, runtime_checkable
