@@ -77,10 +77,10 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
     replayed, at its own costs; plain decoding races, and is replayed as its policy says."""
     seen = []
 
-    def faster(method, target, texts, *, cost, max_new_tokens, **options):
+    def faster(watch, method, texts, cost):
         seen.append((texts, cost))
-        preferred = building.plain_if_preferred(method, max_new_tokens)
-        return trials.of_length(method, 2) if preferred is method else preferred
+        preferred = building.plain_if_preferred(method, watch.max_new_tokens)
+        return trials.Fastest(trials.of_length(method, 2) if preferred is method else preferred)
 
     monkeypatch.setattr(trials, "faster", faster)
     monkeypatch.setattr(race.speedups, "ids", lambda on, count: [[i] for i in range(count)])
