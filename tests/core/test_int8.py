@@ -355,8 +355,7 @@ def same(target, draft, **options):
     return found
 
 
-@SLOW
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=SLOW) for kind in KINDS])
 def test_greedy_identity(kind):
     """With a target in 8 bits; and with a draft in 8 bits of a target that is not."""
     target, narrow = target_of(kind), target_in_int8(kind)

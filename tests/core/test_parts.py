@@ -85,6 +85,8 @@ DRAFTERS = {  # the family of the target, "" for a table; the draft, by name or 
     "medusa": ("t5", lambda target: medusa.init(target.model, 2)),
     "hydra": ("gpt2", lambda target: medusa.init(target.model, 2, hydra=True)),
 }
+# Of drafters of one class `make test` runs one: views, parts of a vocabulary, EAGLE, Medusa.
+ALIKE = ("early_exit", "shallow", "first_ids", "eagle 1", "medusa")
 
 
 def drafted(name):
@@ -100,10 +102,6 @@ def drafted(name):
     sourced = kind in ("t5", "")
     inputs = inputs_of([[0]], [[1, 0, 1]]) if sourced else inputs_of([[1, 0]])
     return method.target, method.drafter, inputs
-
-
-# Of drafters of one class `make test` runs one: views, parts of a vocabulary, EAGLE, Medusa.
-ALIKE = ("early_exit", "shallow", "first_ids", "eagle 1", "medusa")
 
 
 @pytest.mark.sweep

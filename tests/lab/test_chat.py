@@ -317,9 +317,6 @@ def test_wrong_settings_are_named(directory, asked, argument, said, monkeypatch,
     assert len(outcome.stderr.splitlines()) == 1
 
 
-# --- tables of rows made by hand -----------------------------------------------------------------
-
-
 def row_of(method, number, seconds, *, kind="qa", lengths=(1, 1, 0), tested=(2, 1), rows=1, **more):
     """A row of one batch: each of its rows has the same counts."""
     tokens = sum((i + 1) * n for i, n in enumerate(lengths))

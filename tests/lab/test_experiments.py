@@ -705,9 +705,6 @@ def test_a_process_of_its_own(place, pair, inputs, cache, tmp_path):
     assert [row["tokens"] for row in rows(done.stdout)] == expected.tokens
 
 
-# The main job.
-
-
 @pytest.fixture
 def config_file(pair, tmp_path):
     """configs/embedded.py:full, shrunk: the pair and a bigram, 3 inputs, γ of 1 or 2."""
