@@ -29,11 +29,19 @@ import lazy_loader
 _lazily, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
+WERE_AT_THE_TOP = {  # names of `specjax`, with their modules
+    "Alpha": "measure.metrics", "Autoregressive": "autoregressive", "Bigram": "drafters.ngram",
+    "Candidate": "tuning.recommendation", "Comparison": "measure.speedup", "Filter": "sampling",
+    "Inputs": "types", "Medusa": "drafters.medusa", "Method": "loop",
+    "ModelDrafter": "drafters.base", "PromptLookup": "drafters.ngram", "Round": "rounds",
+    "Selection": "tuning.recommendation", "Speculative": "speculative", "Summary": "results",
+    "Unigram": "drafters.ngram", "switch": "drafters.switch",
+}  # fmt: skip
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return _lazily(name)
-    from specjax.support.renamed import WERE_AT_THE_TOP
-
     if name in WERE_AT_THE_TOP:
         raise ImportError(f"specjax.{name} is specjax.{WERE_AT_THE_TOP[name]}.{name} now.")
     raise AttributeError(f"specjax has no {name}.")

@@ -16,30 +16,19 @@ DRAFTING = {
     "rounds": "`generate` has log_rounds.",
     "carry": "`generate` has carry_state.",
 }
-WERE_AT_THE_TOP = {  # names of `specjax`, with their modules
-    "Alpha": "measure.metrics", "Autoregressive": "autoregressive", "Bigram": "drafters.ngram",
-    "Candidate": "tuning.recommendation", "Comparison": "measure.speedup", "Filter": "sampling",
-    "Inputs": "types", "Medusa": "drafters.medusa", "Method": "loop",
-    "ModelDrafter": "drafters.base", "PromptLookup": "drafters.ngram", "Round": "rounds",
-    "Selection": "tuning.recommendation", "Speculative": "speculative", "Summary": "results",
-    "Unigram": "drafters.ngram", "switch": "drafters.switch",
-}  # fmt: skip
-
-
 MOVED = {
     f"policy {name}": f"'experiments.adaptive.policies:{name}', in a checkout of the repository"
     for name in ["average", "exp3", "first_descent", "gammatune", "head", "hedge", "tapout", "ucb"]
 }
 
 
-def refuses(function: Callable[P, R], ways: dict[str, str] | None = None) -> Callable[P, R]:
+def refuses(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function to raise ValueError for arguments that it no longer has."""
-    ways = DRAFTING if ways is None else ways
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in ways.keys() & kwargs.keys():
-            raise ValueError(f"{function.__name__} has no argument {name}: {ways[name]}")
+        for name in DRAFTING.keys() & kwargs.keys():
+            raise ValueError(f"{function.__name__} has no argument {name}: {DRAFTING[name]}")
         return function(*args, **kwargs)
 
     return called

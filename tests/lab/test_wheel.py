@@ -23,7 +23,6 @@ import specjax
 from command_line import ROOT
 from specjax import rules
 from specjax.cli import main
-from specjax.support import renamed
 from test_snippets import PYTHON
 
 BUILD = "from setuptools import build_meta; build_meta.build_wheel('.')"
@@ -114,7 +113,7 @@ def test_the_names_at_the_top():
     names = [name for name in specjax.__all__ if not inspect.ismodule(getattr(specjax, name))]
     assert len(names) == 24
     assert all(re.search(rf"`{name}\W", specjax.__doc__) for name in names)
-    for name, place in renamed.WERE_AT_THE_TOP.items():
+    for name, place in specjax.WERE_AT_THE_TOP.items():
         assert hasattr(importlib.import_module(f"specjax.{place}"), name)
         with pytest.raises(ImportError, match=rf"specjax\.{name} is specjax\.{place}\.{name} now"):
             getattr(specjax, name)
