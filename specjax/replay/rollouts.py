@@ -330,8 +330,7 @@ def load(path: str | os.PathLike) -> Rollouts:
     return _unflat(flat)
 
 
-# Bytes of the padded arrays per byte of a file, at most: it is packed to a third, and the longest
-# output may be 20 times as long as the mean.
+# Padded bytes per byte of a file: it is packed to a third, and one output is 20 times the mean.
 PADDED_RATIO = 64
 _BY_OUTPUT = ("input_index", "emitted", "budget")
 _BY_TOKEN = ("tokens", "own_target", "own_draft", "own_belief_logprob", "length", "accepted")

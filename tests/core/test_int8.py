@@ -23,8 +23,7 @@ from reference import sequence_distribution, total_variation
 from specjax import autoregressive, checkpoints, devices, drafters, loop, speculative
 from specjax.checkpoints import tensors
 from specjax.cli import defaults
-from specjax.decoding import building
-from specjax.decoding.programs import needed
+from specjax.decoding import building, programs
 from specjax.drafters import attached
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.frequent import frequent
@@ -262,10 +261,9 @@ def test_bytes_of_a_cache():
     slots = 2 * 2 * 2 * (64 + 64)  # of keys and values, in whole tiles: layers, rows, heads
     floats = size(in_int8(target_of("t5"), cache=False).model)
     assert floats - size(model) == 2 * slots * (4 * 4 - (4 + 4))
-    target = target_of("t5")
     need, narrow = (
-        needed(building.plain(t, Sampling(0.0)), t, 30, rows=2, max_new_tokens=40)
-        for t in (target, in_int8(target))
+        programs.needed(building.plain(t, Sampling(0.0)), t, 30, rows=2, max_new_tokens=40)
+        for t in (target_of("t5"), in_int8(target_of("t5")))
     )
     assert narrow.params < 0.6 * need.params
     assert narrow.state < need.state

@@ -24,8 +24,7 @@ from experiments.chat import answers, columns, fetch, groups, outputs, pictures,
 from experiments.tasks import questions
 from specjax import drafters, generate
 from specjax.checkpoints import load
-from specjax.decoding import building
-from specjax.decoding.texts import tokenize
+from specjax.decoding import building, texts
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
 from specjax.sampling import Sampling
@@ -124,7 +123,7 @@ def test_an_encoder_decoder_reads_turns_as_they_stand(pair):
     """Its limit is that of sources, which leave all positions to the answer."""
     target = load(pair.target.name)
     assert target.config.is_encoder_decoder
-    assert groups.encode(target, [[groups.user("x = 1")]]) == tokenize(target, ["x = 1"])
+    assert groups.encode(target, [[groups.user("x = 1")]]) == texts.tokenize(target, ["x = 1"])
     assert groups.most_tokens(target, 96) == target.max_source_len
     assert groups.most_tokens(target, 96, 7) == 7
 
