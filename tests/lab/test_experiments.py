@@ -928,8 +928,6 @@ def test_every_config_loads(name, argument):
         ("reproduce", "embedded", "tables=('quality',)", "quality_inputs=0"),
         ("serve", "serve", "admits=(1, 0)", "admits=0"),
         ("trace", "embedded", "batch_size=0", "batch_size=0"),
-        ("when", "when", "draws=0", "draws=0"),
-        ("when", "when", "resamples=0", "resamples=0"),
     ],
 )
 def test_counts_and_lengths_are_checked_first(command, tmp_path, name, config, flag, message):
