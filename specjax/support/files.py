@@ -361,7 +361,7 @@ def _whole_lines(path: pathlib.Path) -> bytes:
 
 
 def _parsed(path: pathlib.Path, lines: bytes) -> list[dict[str, Any]]:
-    way_out = f"{path} is not a file of rows: move it away, or name another one."
+    way_out = "It is not a file of rows: move it away, or name another one."
     return [row for _, row in json_objects(lines, path, way_out)]
 
 
