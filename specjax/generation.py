@@ -160,8 +160,6 @@ def stream(
     Raises:
       ValueError, FloatingPointError: see `generate`.
     """
-    if unknown := given.keys() - Shorthand.__annotations__.keys():
-        raise TypeError(f"stream() has no argument {min(unknown)}: it takes those of `generate`.")
     chosen = _of(_sampling, given)
     drafting = building.chosen(given.get("settings"), _of(Drafting, given))
     by_default = {"max_new_tokens": NEW_TOKENS, "eager": True, "every": every}

@@ -18,7 +18,7 @@ from specjax.policies import Policy
 from specjax.policies.costs import Costs, checked
 from specjax.rules import AcceptanceRule
 from specjax.support import files, runs
-from specjax.support.ranges import listed, shown, truth, whole
+from specjax.support.ranges import shown, truth, whole
 from specjax.trees import Shape
 
 MAX_GAMMA = 1024
@@ -188,6 +188,8 @@ class Settings(Drafting):
                 rows = bucket(row.get("tuned_for", {}).get("batch_size", 1))
                 row["passes"] = [width * rows for width in widths]
             costs = row.get("costs")
+            if unknown := row.keys() - {field.name for field in dataclasses.fields(cls)}:
+                raise ValueError(f"there is no field {min(unknown)!r}.")
             return cls(**row | {"costs": None if costs is None else Costs.from_row(costs)})
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -207,5 +209,6 @@ class Settings(Drafting):
 
 
 def _sizes(passes: Any) -> tuple[int, ...]:
-    given = listed("passes", passes) if np.ndim(passes) == 0 or len(passes) else ()
-    return tuple(whole("passes", size, "[1, ∞)") for size in given)
+    if np.ndim(passes) == 0:
+        raise ValueError(f"passes={shown(passes)} must be a list of whole numbers.")
+    return tuple(whole("passes", size, "[1, ∞)") for size in passes)

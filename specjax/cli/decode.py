@@ -167,6 +167,7 @@ def read_settings(args, config) -> Settings | None:
         config[field] = row[field]
     with config.unlocked():  # costs decide how long drafts are, so they belong to the output
         config.settings = runs.fingerprint(row)
+        config.check_tokens = config.get("check_tokens", True) and found.check_tokens
     return found
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from specjax import defaults
+from specjax import defaults, trees
 from specjax.decoding.run import Run
 from specjax.sampling import Sampling
 from specjax.settings import Drafting
@@ -115,8 +115,12 @@ def sampling(config) -> Sampling:
 
 
 def drafting(config) -> Drafting:
-    """Build the drafting of a config from its fields."""
-    return Drafting(**{name: config[name] for name in (*TUNED, "check_tokens") if name in config})
+    """Build the drafting of a config from its fields; γ is that of chains with a draft."""
+    given = {name: config[name] for name in (*TUNED, "check_tokens") if name in config}
+    chains = isinstance(trees.parse(given.get("tree")), trees.Chain)
+    if not chains or config.get("method", "speculative") != "speculative":
+        given.pop("gamma", None)
+    return Drafting(**given)
 
 
 def run_of(config) -> Run:

@@ -24,7 +24,7 @@ from specjax.pytrees import check_pytree
 from specjax.rules import AcceptanceRule, Token
 from specjax.rules import parse as parse_rule
 from specjax.sampling import Sampling
-from specjax.settings import Drafting, Fields
+from specjax.settings import Drafting, Fields, Settings
 from specjax.speculative import Speculative
 from specjax.support import named
 from specjax.support.ranges import has, shown, whole
@@ -89,6 +89,8 @@ def chosen(settings: Drafting | None, given: Drafting) -> Drafting:
             f"settings={shown(settings)} must be a specjax.Settings: `specjax.tune` makes it, and "
             "`specjax.Settings.load` reads it from a file."
         )
+    if not isinstance(settings, Settings):  # whose files may have a tree's depth as γ
+        check_depth(settings)
     for name in given.given():
         if name != "check_tokens":
             raise ValueError(

@@ -18,6 +18,7 @@ from specjax.measure import costing
 from specjax.measure.stopwatch import Stopwatch, Texts
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.models.checkpoint import Checkpoint
+from specjax.policies import Costs
 from specjax.sampling import Sampling, as_sampling, key_for
 from specjax.settings import Drafting, Fields
 from specjax.support import memory_maps
@@ -38,26 +39,28 @@ def measure_speedup(
     batch_size: int = 1,
     max_source_len: int | None = None,
     repeats: int = 3,
+    costs: Costs | None = None,
     **drafting: Unpack[Fields],
 ) -> Comparison:
     """Measure and predict the speedup of speculation over plain decoding on these texts.
 
     Both loops decode every text in turns, `repeats` times after a first time that compiles. Blank
     sources of an encoder-decoder are left out. For the arguments and errors see `specjax.generate`;
-    a policy that needs costs has them, or `costs` are given.
+    a policy's name that needs costs comes with them.
 
     Args:
-      drafting: fields of `Drafting`, such as gamma, policy, tree and rule.
+      costs, drafting: fields of `Drafting`, such as gamma, policy, tree and rule.
 
     Raises:
       ValueError: every text is blank, or repeats < 1.
     """
     whole("repeats", repeats, "[1, ∞)")
+    whole("batch_size", batch_size, "[1, ∞)")
     chosen = as_sampling(sampling)
     key = key_for(chosen, key)
-    how = Drafting(**drafting)
+    how = Drafting(costs=costs, **drafting)
     building.check_depth(how)
-    method: Any = building.build(target, draft, how, sampling=chosen)
+    method: Any = building.with_draft(target, draft, how, chosen)
     check_texts(texts)
     kept = [text for text in texts if not is_blank(target, text)]
     if not kept:

@@ -19,7 +19,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,7 @@ from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rules import at_tokens, residual
 from specjax.sampling import Purpose, Sampling
+from specjax.settings import Drafting
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
 from specjax.support import files, npz
@@ -119,6 +120,9 @@ class Recorder(Policy):
 
     fixed = True
     hidden: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    def init(self, keys, gamma_max):
+        return _nothing(jnp.zeros(keys.shape, jnp.int32), gamma_max, 0)
 
     def keep_drafting(self, state, seen):
         def put(slots, now):
@@ -262,8 +266,8 @@ def record(
       ValueError: every input or output is empty, or the drafter learns from round to round.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    method = building.build(
-        target, draft, gamma=gamma_max, sampling=sampling, policy=Recorder(hidden)
+    method: Any = building.with_draft(
+        target, draft, Drafting(gamma_max, Recorder(hidden)), sampling
     )
     names = target.name, getattr(draft, "name", type(draft).__name__)
     if learns(method.drafter):

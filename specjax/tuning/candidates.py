@@ -25,10 +25,10 @@ from specjax.models.memory import nbytes
 from specjax.policies import Costs, constant
 from specjax.results import summarize
 from specjax.sampling import Greedy
-from specjax.settings import Fields
+from specjax.settings import MAX_GAMMA, Fields
 from specjax.speculative import Speculative
 from specjax.support.named import short
-from specjax.support.ranges import listed, whole
+from specjax.support.ranges import listed, truth, whole
 from specjax.trees.shapes import text_of
 from specjax.tuning import best_tree
 from specjax.tuning.inputs import MIN_INPUTS, Inputs
@@ -57,7 +57,7 @@ def check_numbers(
 ) -> None:
     """Raise ValueError for a number that is out of range."""
     for gamma in listed("gammas", gammas):
-        whole("gammas", gamma, "[1, ∞)")
+        whole("gammas", gamma, f"[1, {MAX_GAMMA}]")
     for size in nodes if isinstance(nodes, Sequence) else listed("nodes", nodes):
         whole("nodes", size, "[1, ∞)")
     whole("timed_inputs", timed_inputs, "[1, ∞)")
@@ -101,6 +101,7 @@ class Candidates:
 
     def __post_init__(self):
         check_numbers(self.gammas, self.nodes, self.timed_inputs, self.repeats)
+        truth("check_tokens", self.check_tokens)
         self._left = max(1, len(self.wanted))  # candidates to measure
         self._leader: Candidate | None = None
         counts, repeats = any(map(counts_ngrams, self.drafts)), self.repeats

@@ -19,6 +19,7 @@ from specjax.measure import doubts
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import check
 from specjax.settings import Drafting, Settings
+from specjax.support.ranges import shown, whole
 from specjax.support.renamed import refuses
 from specjax.tuning import fitting, trials
 from specjax.tuning.candidates import Candidates
@@ -70,7 +71,11 @@ def tune(
       ValueError: as `generate`.
     """
     building.check_models(target, draft)
-    drafting = Drafting(gamma, policy, None, tree, rule, passes or (), check_tokens)
+    whole("gamma", gamma, "[1, ∞)")
+    if not isinstance(rule, str):
+        raise ValueError(f"rule={shown(rule)} must be a name, since settings are kept in a file.")
+    checked = () if passes is None else passes
+    drafting = Drafting(gamma, policy, None, tree, rule, checked, check_tokens)
     run = Job(target, texts, **job)
     return tuned(run, draft, with_passes(run, drafting) if passes is None else drafting)
 
@@ -82,7 +87,7 @@ def tuned(job: Job, draft: Checkpoint | Drafter | str, drafting: Drafting) -> Se
       drafting: its policy and rule are names, and γ is the longest that is tried.
     """
     target, branches = job.target, not isinstance(drafting.shape, trees.Chain)
-    policy = str(drafting.policy or ("goodput" if branches else "lookahead"))
+    policy: Any = drafting.policy or ("goodput" if branches else "lookahead")
     check(policy)
     method = building.build(target, draft, drafting, sampling=job.chosen, policy=None)
     name = drafters.name_of(draft)
@@ -127,6 +132,7 @@ class Options(Fields, total=False):
     check_tokens: bool
 
 
+@refuses
 def select(
     target: Checkpoint,
     drafts: Sequence[str | Checkpoint | Drafter],

@@ -263,7 +263,7 @@ def test_ids_past_the_tokenizers_are_never_emitted(pair):
         ({"max_new_tokens": 0}, "max_new_tokens=0 must be a whole number ≥ 1"),
         ({"max_new_tokens": 10**9}, "max_new_tokens=1000000000 must be ≤ 1,048,576: the caches"),
         ({"gamma": 100_000}, r"gamma=100000 must be a whole number in \[1, 1024\]; a row never"),
-        ({"passes": 3}, "passes=3 must be a list of numbers"),
+        ({"passes": 3}, "passes=3 must be a list of whole numbers"),
         ({"filters": 5}, "filters=5 must be a list of filters or their names"),
         ({"rule": 5}, "rule=5 must be an acceptance rule, or its name"),
         ({"rule": Token}, "rule=<class .* is a class: give what it makes, an acceptance rule"),

@@ -126,7 +126,8 @@ def test_a_forecast_comes_before_measurements(pair, minutes):
     if lookup.dropped:
         assert said[-1] == f"not timed: {lookup.dropped}"
     else:
-        assert "compiling plain decoding and speculative" in said
+        # Where time is short, the loop is compiled already.
+        assert ("compiling plain decoding and speculative" in said) != short
         assert ("no time for turn 3 of 4" in said) == short
 
 

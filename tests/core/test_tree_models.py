@@ -50,7 +50,7 @@ def shaken(model, noise=0.03):
         ({"draft": "lookup"}, "PromptLookup drafts chains alone"),
         ({"passes": (0, 2)}, "passes=0"),
         ({"policy": "svip"}, "Svip decides token by token"),
-        ({"rule": "typical", "temperature": 1.0}, "Typical is a rule for chains"),
+        ({"rule": "typical", "temperature": 1.0, "key": 0}, "Typical is a rule for chains"),
         ({"tree": "bush"}, "chain, fixed, best_first"),
         ({"tree": "best_first(width=13, depth=1, nodes=4)"}, "width=13, but .* 12 ids"),
         ({"tree": "best_first(width=12, depth=1, nodes=13)"}, "give no more than 12"),

@@ -17,7 +17,7 @@ from specjax.measure import provenance
 # Their rows are looked at by `check_command`.
 CHECKED = {"adaptive", "budgets", "reproduce", "serve", "trace"}
 # Or where the whole command is run.
-ELSEWHERE = {"benchmark", "chat", "plan", "replay", "select", "when"}
+ELSEWHERE = {"benchmark", "chat", "plan", "replay", "select"}
 # Outputs for a user, the log of a training run, inputs: no measurements.
 OTHERS = {"decode", "doctor", "inputs", "lines", "outputs", "tasks", "train", "tune"}
 
