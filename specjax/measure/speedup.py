@@ -45,11 +45,10 @@ def measure_speedup(
     """Measure and predict the speedup of speculation over plain decoding on these texts.
 
     Both loops decode every text in turns, `repeats` times after a first time that compiles. Blank
-    sources of an encoder-decoder are left out. For the arguments and errors see `specjax.generate`;
-    a policy's name that needs costs comes with them.
+    sources of an encoder-decoder are left out. For other arguments and errors see `generate`.
 
     Args:
-      costs, drafting: fields of `Drafting`, such as gamma, policy, tree and rule.
+      costs, drafting: fields of `Drafting`; a policy's name that needs costs comes with them.
 
     Raises:
       ValueError: every text is blank, or repeats < 1.

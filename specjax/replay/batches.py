@@ -45,8 +45,7 @@ class Summing(RecordedDrafter):
     times: Costs
 
     def counts(self, rows):
-        zero = jnp.int32(0)
-        return Served(jnp.float32(0), zero, zero, zero, zero, zero, zero)
+        return Served(jnp.float32(0), *[jnp.int32(0)] * 6)
 
     def count(self, round_, state):
         def total(x):

@@ -42,8 +42,7 @@ class Replayed(NamedTuple):
     refused: Int[Array, "*batch N"]  # drafter calls that yielded no token
     vain: Int[Array, "*batch N"]  # of these, first calls of a round, refused by the policy
     runs: Int[Array, "*batch N"]  # number of draws
-    trail: Int[Array, "*batch N T"]  # of the first draw, by position: tokens drafted by
-    # the round that began there; −1: none did
+    trail: Int[Array, "*batch N T"]  # first draw: drafted by the round from there, or −1
 
 
 @pytree

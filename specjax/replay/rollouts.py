@@ -129,8 +129,7 @@ class Recorder(Policy):
             return jax.lax.dynamic_update_index_in_dim(slots, now.astype(jnp.float32), seen.slot, 1)
 
         own = jnp.take_along_axis(seen.belief_logprobs, state.own[:, None], axis=1)[:, 0]
-        hidden = seen.hidden[:, : state.hidden.shape[2]]
-        now = own, seen.entropy, seen.top1, hidden
+        now = own, seen.entropy, seen.top1, seen.hidden[:, : state.hidden.shape[2]]
         return Noted(state.own, *map(put, state[1:], now)), seen.drafting
 
 
@@ -266,9 +265,8 @@ def record(
       ValueError: every input or output is empty, or the drafter learns from round to round.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    method: Any = building.with_draft(
-        target, draft, Drafting(gamma_max, Recorder(hidden)), sampling
-    )
+    drafting = Drafting(gamma_max, Recorder(hidden))
+    method: Any = building.with_draft(target, draft, drafting, sampling)
     names = target.name, getattr(draft, "name", type(draft).__name__)
     if learns(method.drafter):
         raise ValueError(
