@@ -468,8 +468,8 @@ def test_ngrams_need_inputs_that_are_kept_for_them(pair):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gammas": (0, 1)}, "gammas=0 must be a whole number ≥ 1"),
-        ({"gammas": ("a",)}, "gammas='a' must be a whole number ≥ 1"),
+        ({"gammas": (0, 1)}, "gammas=0 must be a whole number in"),
+        ({"gammas": ("a",)}, "gammas='a' must be a whole number in"),
         ({"gammas": 3}, r"gammas=3 must be a list .* write \(3,\)"),
         ({"gammas": ()}, r"gammas=\(\) must be"),
         ({"nodes": (0,)}, "nodes=0"),

@@ -392,7 +392,7 @@ def test_wrong_settings_are_named(make, message):
         ({"policy": "early_stop"}, "weighs times, and none are given"),
         ({"policy": "fixed(2)", "passes": (0,)}, "passes"),
         ({"policy": "fixed(2)", "tree": "fixed(2, 1)", "gamma": None}, "what of it is verified"),
-        ({"budget": "fixed(2)"}, "a verify budget is a policy"),
+        ({"budget": "fixed(2)"}, "no argument budget: give policy="),
         ({"widths": (2,)}, "give passes="),
     ],
 )
