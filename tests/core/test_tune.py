@@ -393,7 +393,7 @@ def test_stream_takes_what_generate_takes(pair):
     assert {name: str(one.annotation) for name, one in found} == {
         k: str(t) for k, t in known.items()
     }
-    with pytest.raises(TypeError, match="unexpected keyword argument .gama"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gama'"):
         specjax.stream(pair.target, pair.draft, TEXTS, gama=3)
     for old in ("samples", "rounds", "carry"):
         with pytest.raises(ValueError, match=f"no argument {old}: give .*{old}"):
