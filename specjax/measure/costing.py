@@ -211,17 +211,17 @@ def costs_of(
     longest = min(longest or TIMED_TOKENS, watch.max_new_tokens)
     if method.branches:
         return of_tree(watch, method, texts, by_nodes=False, longest=longest)
-    loops = {static(k): of_length(method, k) for k in sorted({*lengths} or {method.gamma_max})}
+    loops = {static(k): with_length(method, k) for k in sorted({*lengths} or {method.gamma_max})}
     found = measure(watch, loops, texts, plain=building.plain_of(method), longest=longest)
-    return together(found, steady=devices.is_accelerator(watch.target.model))
+    return merged(found, steady=devices.is_accelerator(watch.target.model))
 
 
-def of_length(method: Any, length: int) -> Speculative:
+def with_length(method: Any, length: int) -> Speculative:
     """Build a loop that drafts this length in every round, with a single verify pass."""
     return dataclasses.replace(method, policy=constant(length), gamma_max=length, passes=())
 
 
-def together(found: Mapping[str, Costs], steady: bool = False) -> Costs:
+def merged(found: Mapping[str, Costs], steady: bool = False) -> Costs:
     """The table by drafted tokens of loops of a length each; `verify` has all but draft steps.
 
     Args:

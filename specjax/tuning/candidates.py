@@ -19,7 +19,7 @@ from specjax.drafters.abilities import guesses
 from specjax.drafters.base import Drafter
 from specjax.measure import costing, doubts, metrics, timing
 from specjax.measure.compiling import at_once
-from specjax.measure.costing import TIMED_TEXTS, TIMED_TOKENS, filled, of_length
+from specjax.measure.costing import TIMED_TEXTS, TIMED_TOKENS, filled, with_length
 from specjax.measure.timing import PLAIN, SPECULATIVE
 from specjax.models.memory import nbytes
 from specjax.policies import Costs, constant
@@ -166,7 +166,7 @@ class Candidates:
     ) -> Candidate:
         job, outputs = self.job, self.inputs.outputs
         lengths = self._lengths(tree)
-        loops = [of_length(longest, length) for length in lengths]
+        loops = [with_length(longest, length) for length in lengths]
         job.say("measuring α, while loops of a few lengths compile")
         begun = time.monotonic()
         parts: list[Callable[[], Any]] = [
@@ -276,7 +276,7 @@ class Candidates:
             passes = dict.fromkeys(gammas, costs.v(lengths[0]))
         steps = {gamma: gamma * costs.c + passes[gamma] for gamma in gammas}
         gamma = max(steps, key=lambda gamma: tokens[gamma] / steps[gamma])
-        method = of_length(longest, lengths[0] if len(lengths) == 1 else gamma)
+        method = with_length(longest, lengths[0] if len(lengths) == 1 else gamma)
         method = dataclasses.replace(method, policy=constant(gamma))
         return Choice(method, gamma, gamma, passes[gamma], steps, tokens[gamma])
 

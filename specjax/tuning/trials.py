@@ -19,7 +19,7 @@ from specjax.decoding import building
 from specjax.decoding.texts import check_room
 from specjax.loop import Method
 from specjax.measure import costing, timing
-from specjax.measure.costing import of_length, static
+from specjax.measure.costing import static, with_length
 from specjax.measure.stopwatch import Stopwatch, Texts
 from specjax.passes import widths
 from specjax.policies import Costs
@@ -114,7 +114,7 @@ def faster(
         clear = (
             not np.isnan(policy.costs.alpha) and promised[first] > MIN_PROMISE_WITHOUT_TRIAL * bar
         )
-        return Fastest(of_length(method, first) if clear else preferred)
+        return Fastest(with_length(method, first) if clear else preferred)
     close = [
         length for length in others
         if promised[length] >= MIN_PROMISE_OF_SECOND * promised[first]
@@ -127,7 +127,7 @@ def faster(
         return Fastest(preferred)
     ways: dict[str, Method] = {POLICY: method} if preferred is method else {}
     ways[timing.PLAIN] = building.plain_of(method)  # costs may be off by more than their error
-    ways |= {static(length): of_length(method, length) for length in tried}
+    ways |= {static(length): with_length(method, length) for length in tried}
     found = watch.race(ways, texts)
     less = {POLICY: MIN_GAIN_OF_DECISIONS, timing.PLAIN: 1 - EQUAL_WITHIN}
     takes = {name: per_token(found.halves()[0], name) * less.get(name, 1) for name in ways}

@@ -22,6 +22,7 @@ from specjax.decoding.texts import tokenize
 from specjax.measure import timing
 from specjax.measure.stopwatch import Stopwatch
 from specjax.policies import Costs
+from specjax.rules import Block
 from specjax.sampling import Greedy, Sampling
 from specjax.settings import Drafting, Settings
 from specjax.support import files
@@ -174,8 +175,6 @@ def test_nothing_to_measure(pair):
     settings = specjax.tune(pair.target, pair.draft, [" "], **options)
     assert settings.gamma == 3
     assert settings.costs.round_times(3).tolist() == [1, 1, 1, 1]
-    with pytest.raises(ValueError, match="no policy 'godput'"):
-        specjax.tune(pair.target, pair.draft, TEXTS, policy="godput")
     with pytest.raises(ValueError, match="draft=None"):
         specjax.tune(pair.target, None, TEXTS)
 
@@ -300,6 +299,7 @@ def test_whatever_settings_replace_is_refused_beside_them(pair):
         ({"tree": "fixed(2, 1)", "gamma": 2}, "gamma=2 beside tree="),
         ({"sampling": Greedy(), "top_k": 3}, "beside temperature, top_k"),
         ({"temperature": 0.7}, "no key is given"),
+        ({"settings": Drafting(7, tree="fixed(2, 1)")}, "gamma=7 beside tree="),
     ],
 )
 def test_said_twice(pair, options, said):
@@ -332,22 +332,18 @@ def test_policies_are_typed_values(pair):
     assert found.drafted.tolist() == by_name.drafted.tolist()
 
 
-DRAWS = {
-    "generate": lambda pair, **how: specjax.generate(pair.target, pair.draft, TEXTS, **how),
-    "stream": lambda pair, **how: specjax.stream(pair.target, pair.draft, TEXTS, **how),
-    "tune": lambda pair, **how: specjax.tune(pair.target, pair.draft, TEXTS, **how),
-    "select": lambda pair, **how: specjax.select(pair.target, [pair.draft], TEXTS, **how),
-    "measure_alpha": lambda pair, **how: specjax.measure_alpha(
-        pair.target, pair.draft, TEXTS, **how
-    ),
-    "measure_speedup": lambda pair, **how: specjax.measure_speedup(
-        pair.target, pair.draft, TEXTS, **how
-    ),
-    "doctor": lambda pair, **how: doctor.Plan(pair.target.name, pair.draft.name, **how),
-}
+DRAW = "generate", "stream", "tune", "select", "measure_alpha", "measure_speedup", "doctor"
 
 
-@pytest.mark.parametrize("function", DRAWS.values(), ids=DRAWS)
+def called(pair, name, **how):
+    """Call a public function on the pair."""
+    if name == "doctor":
+        return doctor.Plan(pair.target.name, pair.draft.name, **how)
+    draft = [pair.draft] if name == "select" else pair.draft
+    return getattr(specjax, name)(pair.target, draft, TEXTS, **how)
+
+
+@pytest.mark.parametrize("name", DRAW)
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -356,9 +352,30 @@ DRAWS = {
         ({"sampling": Sampling(0.7), "key": "seed"}, "key='seed' must be"),
     ],
 )
-def test_whatever_draws_asks_for_a_sampling_and_a_key(pair, function, how, message):
+def test_whatever_draws_asks_for_a_sampling_and_a_key(pair, name, how, message):
     with pytest.raises(ValueError, match=message):
-        function(pair, **how)
+        called(pair, name, **how)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "said"),
+    [
+        ("tune", {"rule": Block()}, "rule=Block.* must be a name"),
+        ("tune", {"policy": policies.svip()}, "policy=Svip.* must be a text"),
+        ("tune", {"policy": "godput"}, "no policy 'godput'"),
+        ("tune", {"passes": 0}, "passes=0 must be a list"),
+        ("tune", {"gamma": None}, "gamma=None must be a whole number"),
+        ("tune", {"samples": 2}, r"^tune\(\) got .* 'samples'"),  # nor has it num_samples
+        ("select", {"job": 1}, r"^select\(\) got .* 'job'"),
+        ("select", {"check_tokens": "no"}, "check_tokens='no' must be"),
+        ("measure_speedup", {"settings": 1}, r"^measure_speedup\(\) got"),
+        ("measure_speedup", {"batch_size": 0}, "batch_size=0 must be"),
+    ],
+)
+def test_wrong_arguments_of_measuring(pair, name, how, said):
+    """By the name of the function that the user called."""
+    with pytest.raises((ValueError, TypeError), match=said):
+        called(pair, name, **how)
 
 
 WAY = (

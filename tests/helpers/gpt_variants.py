@@ -23,6 +23,10 @@ SIZES = {
     "eos_token_id": 1,
 }
 TEXT_LEN = 12
+ODD = {  # sizes, activation and ε
+    "n_embd": 18, "n_head": 3, "n_inner": 25, "n_layer": 3,
+    "activation_function": "gelu", "layer_norm_epsilon": 1e-2,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,18 +50,7 @@ VARIANTS = {
         Variant("tied"),
         Variant("untied", {"tie_word_embeddings": False}, own_head=True),
         Variant("bare", bare=True),
-        # Odd sizes, the other activations, another ε.
-        Variant(
-            "odd_heads",
-            {
-                "n_embd": 18,
-                "n_head": 3,
-                "n_inner": 25,
-                "n_layer": 3,
-                "activation_function": "gelu",
-                "layer_norm_epsilon": 1e-2,
-            },
-        ),
+        Variant("odd_heads", ODD),
         Variant("relu", {"activation_function": "relu", "n_layer": 1}),
     )
 }

@@ -11,13 +11,15 @@ import numpy as np
 
 from t5_variants import write_files
 
-SIZES = {
+STACK = {
     "vocab_size": 40,
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+}
+SIZES = STACK | {
     "max_position_embeddings": 64,
     "bos_token_id": 1,
     "eos_token_id": 2,

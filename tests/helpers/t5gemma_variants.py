@@ -11,13 +11,7 @@ from t5_variants import write_files
 
 LOCAL, WHOLE = "sliding_attention", "full_attention"
 # Windows are shorter than the texts, and heads do not make up the model's width.
-STACK = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+STACK = llama_variants.STACK | {
     "head_dim": 6,
     "query_pre_attn_scalar": 3,
     "max_position_embeddings": 64,

@@ -35,6 +35,12 @@ def inputs(tmp_path):
     return f"--input={file}"
 
 
+@pytest.fixture
+def flags(pair, inputs):
+    """Flags that name the pair and the inputs."""
+    return f"--config.target={pair.target.name}", f"--config.draft={pair.draft.name}", inputs
+
+
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
 def test_it_lists_its_commands(words, command):
     """A line for each, and nothing that is wider than a terminal."""
@@ -113,13 +119,10 @@ def test_help_of_convert(command):
     assert "{float32,bfloat16,float16}" in outcome.stdout
 
 
-def test_decode_by_both_doors(command, pair, inputs, tmp_path):
+def test_decode_by_both_doors(command, flags, tmp_path):
     """The same rows with and without the config's file; a rule may lie in the working directory."""
     (tmp_path / "rule_of_mine.py").write_text("from specjax.rules import Block as Mine\n")
-    flags = [
-        f"--config.target={pair.target.name}", f"--config.draft={pair.draft.name}", inputs,
-        "--config.max_new_tokens=8", "--config.temperature=1.0",
-    ]  # fmt: skip
+    flags = *flags, "--config.max_new_tokens=8", "--config.temperature=1.0"
     mine = command("specjax", "decode", *flags, "--config.rule=rule_of_mine:Mine", cwd=tmp_path)
     assert mine.status == 0, mine.stderr
     named = command("specjax decode", "--config=configs/decode.py", *flags,
@@ -149,13 +152,10 @@ def tuned(command, pair, inputs, tmp_path, monkeypatch):
     return run
 
 
-def test_tune_then_decode(command, pair, inputs, tuned):
+def test_tune_then_decode(command, flags, tuned):
     """What tune writes, decode takes: a policy with its costs, and plain decoding."""
-    flags = [
-        "specjax", "decode", f"--config.target={pair.target.name}",
-        f"--config.draft={pair.draft.name}", inputs, "--config.max_new_tokens=8",
-    ]  # fmt: skip
-    plain = command(*flags, "--config.method=autoregressive")
+    flags = "specjax", "decode", *flags, "--config.max_new_tokens=8"
+    plain = command(*flags, "--config.method=autoregressive", "--config.gamma=0")  # not read
     said, file = tuned("--config.policy=goodput", "--config.rule=block")
     settings = Settings.load(file)
     assert (settings.gamma, settings.policy, settings.rule) == (8, "goodput", "block")
@@ -174,19 +174,20 @@ def test_tune_then_decode(command, pair, inputs, tuned):
     assert none.stdout == plain.stdout
 
 
-def test_an_output_belongs_to_its_settings(command, pair, inputs, tuned, tmp_path):
+def test_an_output_belongs_to_its_settings(command, flags, tuned, tmp_path):
     """Also to their costs, which decide how long drafts are."""
-    flags = [
-        "specjax", "decode", f"--config.target={pair.target.name}",
-        f"--config.draft={pair.draft.name}", inputs, "--config.max_new_tokens=4",
-        f"--output={tmp_path / 'out.jsonl'}",
-    ]  # fmt: skip
+    flags = "specjax", "decode", *flags, "--config.max_new_tokens=4"
     for speed, status in ((0.1, 0), (0.2, 1)):
         _, file = tuned("--config.policy=goodput", draft=speed)
-        outcome = command(*flags, f"--settings={file}")
+        outcome = command(*flags, f"--settings={file}", f"--output={tmp_path / 'out.jsonl'}")
         assert outcome.status == status, outcome.stderr
     assert "belongs to a run that began with other settings" in outcome.stderr
     assert "settings was" in outcome.stderr
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(json.loads(file.read_text()) | {"check_tokens": False}))
+    assert command(*flags, f"--settings={own}", f"--output={tmp_path / 'o.jsonl'}").status == 0
+    began = json.loads((tmp_path / ".o.jsonl.run.json").read_text())
+    assert began["settings"]["check_tokens"] is False
 
 
 @pytest.mark.parametrize("speedup", [2.0, 0.5])
@@ -217,13 +218,10 @@ def test_select_then_decode(command, pair, inputs, tmp_path, monkeypatch, speedu
     assert rows[0] == rows[1]
 
 
-def test_decode_with_a_tree(command, pair, inputs):
+def test_decode_with_a_tree(command, flags):
     """The tokens of a chain in as many calls or fewer, beside plain decoding; nodes and levels are
     counted. And what does not go with a tree."""
-    flags = [
-        "specjax", "decode", f"--config.target={pair.target.name}",
-        f"--config.draft={pair.draft.name}", inputs, "--config.max_new_tokens=12",
-    ]  # fmt: skip
+    flags = "specjax", "decode", *flags, "--config.max_new_tokens=12"
     of_tree = ["--config.tree=fixed(3, 2)", "--config.compare=True"]
     outcomes = [command(*flags, *more) for more in (["--config.gamma=2"], of_tree)]
     chain, tree = ([json.loads(row) for row in of.stdout.splitlines()] for of in outcomes)
@@ -246,8 +244,7 @@ def test_decode_with_a_tree(command, pair, inputs):
 
 
 @pytest.mark.slow
-def test_costs_of_a_tree_are_measured(command, pair, inputs):
-    flags = f"--config.target={pair.target.name}", f"--config.draft={pair.draft.name}", inputs
+def test_costs_of_a_tree_are_measured(command, flags):
     tree = "--config.tree=fixed(3, 2)", "--config.policy=goodput", "--config.max_new_tokens=12"
     outcome = command("specjax", "decode", *flags, *tree)
     assert outcome.status == 0

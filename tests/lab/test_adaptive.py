@@ -80,7 +80,7 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
     def faster(watch, method, texts, cost):
         seen.append((texts, cost))
         preferred = building.plain_if_preferred(method, watch.max_new_tokens)
-        return trials.Fastest(trials.of_length(method, 2) if preferred is method else preferred)
+        return trials.Fastest(trials.with_length(method, 2) if preferred is method else preferred)
 
     monkeypatch.setattr(trials, "faster", faster)
     monkeypatch.setattr(race.speedups, "ids", lambda on, count: [[i] for i in range(count)])
