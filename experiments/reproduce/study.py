@@ -13,7 +13,6 @@ from experiments.tasks.config import load_examples, not_held_out
 from experiments.tasks.examples import Example
 from experiments.train import batches
 from specjax import checkpoints, drafters, sampling, trees
-from specjax.checkpoints.tensors import read_json
 from specjax.cli import defaults
 from specjax.decoding import building, streaming
 from specjax.decoding.texts import common_width, tokenize
@@ -27,6 +26,7 @@ from specjax.results import Row
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
 from specjax.support import command_line, processes, runs
+from specjax.support.files import read_json
 from specjax.support.ranges import listed, whole
 
 NGRAMS = tuple(drafters.NAMES)

@@ -80,11 +80,8 @@ def check_pair(target: Checkpoint, draft: Checkpoint, *, check_tokens: bool = Tr
     Raises:
       ValueError: names the checks that failed, both values, and the way out.
     """
-    failed = [
-        check
-        for check in compare(target, draft, tokens=check_tokens)
-        if check.required and not check.passed
-    ]
+    checks = compare(target, draft, tokens=check_tokens)
+    failed = [check for check in checks if check.required and not check.passed]
     if failed:
         raise ValueError(
             f"The target {target.name} and the draft {draft.name} do not fit: "
@@ -133,14 +130,8 @@ def compare(target: Checkpoint, draft: Checkpoint, *, tokens: bool = True) -> li
       tokens: False requires nothing of tokens, ids and texts.
     """
     kinds = ["a source" if c.config.is_encoder_decoder else "a prompt" for c in (target, draft)]
-    checks = [
-        _check(
-            INPUT,
-            kinds[0] == kinds[1],
-            kinds,
-            way_out="Choose or train a draft of the target's kind.",
-        )
-    ]
+    way_out = "Choose or train a draft of the target's kind."
+    checks = [_check(INPUT, kinds[0] == kinds[1], kinds, way_out=way_out)]
     if target.tokenizer is None or draft.tokenizer is None:
         checks.append(_sizes(target, draft))
     elif target.tokenizer is draft.tokenizer:
@@ -216,28 +207,21 @@ def _compare_tokenizers(target: Any, draft: Any, sizes: tuple[int, int]) -> tupl
         return (IDENTICAL,)
     ours, theirs = target.get_vocab(), draft.get_vocab()
     added = draft.get_added_vocab()
-    texts = HARD_TEXTS | {
-        "special tokens in a text": tuple(
-            f"a{token} b" for token in _some(target.get_added_vocab())
-        ),
-        "pieces": tuple(_decode(target, [ours[piece]]) for piece in _some(ours)),
-    }
+    special = tuple(f"a{token} b" for token in _some(target.get_added_vocab()))
+    pieces = tuple(_decode(target, [ours[piece]]) for piece in _some(ours))
+    texts = HARD_TEXTS | {"special tokens in a text": special, "pieces": pieces}
     encoded = {kind: [(text, _encode(target, text)) for text in texts[kind]] for kind in texts}
     marked = _encode(target, "", marks=True)
-    remarks = (
+    remarks = [
         _special_tokens(target, draft, ours, theirs),
         _encoding(target, draft, "empty text", [("", marked)], marks=True),
         *(_encoding(target, draft, kind, pairs) for kind, pairs in encoded.items()),
         _decoding(target, draft, [ids for pairs in encoded.values() for _, ids in pairs]),
-    )
-    return (
-        _vocabulary_size(ours, theirs, added),
-        _token_ids(ours, theirs),
-        *(
-            dataclasses.replace(one, required=False, way_out=one.way_out and INSISTED)
-            for one in remarks
-        ),
-    )
+    ]
+    for i, one in enumerate(remarks):
+        way_out = one.way_out and INSISTED
+        remarks[i] = dataclasses.replace(one, required=False, way_out=way_out)
+    return _vocabulary_size(ours, theirs, added), _token_ids(ours, theirs), *remarks
 
 
 def _same_files(target: Any, draft: Any) -> bool:

@@ -11,8 +11,9 @@ from specjax.checkpoints.config_json import check_fields, naming, text_model
 from specjax.checkpoints.formats import gguf_files, gguf_models, t5x_files
 from specjax.checkpoints.formats.gguf_files import is_gguf
 from specjax.checkpoints.safetensors_files import read_metadata
-from specjax.checkpoints.tensors import Tensor, read_json
+from specjax.checkpoints.tensors import Tensor
 from specjax.checkpoints.weights import SAFETENSORS, mark, wanted
+from specjax.support.files import read_json
 from specjax.support.ranges import cause, shown
 
 HUB_NAME = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"

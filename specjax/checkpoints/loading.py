@@ -17,12 +17,7 @@ from jax.sharding import Mesh
 
 from specjax import devices
 from specjax.checkpoints import finding, parameters, tokenizers, unfollowed
-from specjax.checkpoints.config_json import (
-    check_fields,
-    merge_ids,
-    naming,
-    text_model,
-)
+from specjax.checkpoints.config_json import check_fields, merge_ids, naming, text_model
 from specjax.checkpoints.families import FAMILIES, family_of
 from specjax.checkpoints.formats.gguf_files import is_gguf
 from specjax.checkpoints.precision import fastest

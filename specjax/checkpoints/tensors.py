@@ -7,7 +7,6 @@ msgpack, zarr and GGUF fills such a dict; all other code is independent of the f
 
 import abc
 import dataclasses
-import json
 import math
 import os
 import zlib
@@ -19,7 +18,6 @@ import ml_dtypes  # registers the name "bfloat16" with numpy too
 import numpy as np
 
 from specjax.models import int8
-from specjax.support import files
 
 FLOATS = {
     "float64": np.dtype(np.float64),
@@ -315,15 +313,3 @@ def read_bytes(file: Path, begin: int, count: int) -> bytes:
             raise ValueError(f"{file} is cut short. {AGAIN}")
         stream.seek(begin)
         return stream.read(count)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; ValueError that names the file if it is not one."""
-    data = files.read_limited(path)
-    try:
-        value = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from None
-    if type(value) is not dict:
-        raise ValueError(f"{path} should hold a JSON object, not a {type(value).__name__}.")
-    return value

@@ -13,9 +13,10 @@ from typing import Any
 
 from specjax.checkpoints import chat_templates
 from specjax.checkpoints.formats import gguf_files, gguf_tokenizers, spiece, t5x_files
-from specjax.checkpoints.tensors import AGAIN, read_json
+from specjax.checkpoints.tensors import AGAIN
 from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
+from specjax.support.files import read_json
 from specjax.support.ranges import cause
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -60,20 +61,17 @@ def from_transformers(directory: Path) -> Any:
     `trust_remote_code` is False, not left out: else transformers asks on stdin whether it may
     run the checkpoint's code.
     """
+    import transformers  # imported here, as are the modules of its classes: each takes a while
+
     _check_charsmaps(directory / FILE)
     try:
         with panics():
             if _is_generic(directory):
-                from transformers import PreTrainedTokenizerFast
-
-                return PreTrainedTokenizerFast.from_pretrained(str(directory))
+                return transformers.PreTrainedTokenizerFast.from_pretrained(str(directory))
             if _class_of(directory) == BYTES:
-                from transformers import ByT5Tokenizer
-
-                return ByT5Tokenizer.from_pretrained(str(directory))
-            from transformers import AutoTokenizer
-
-            return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+                return transformers.ByT5Tokenizer.from_pretrained(str(directory))
+            auto = transformers.AutoTokenizer
+            return auto.from_pretrained(str(directory), trust_remote_code=False)
     except Exception as error:
         fix = AGAIN
         if "custom code" in cause(error):

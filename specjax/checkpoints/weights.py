@@ -9,7 +9,8 @@ from pathlib import Path, PurePosixPath
 
 from specjax.checkpoints import safetensors_files
 from specjax.checkpoints.formats import gguf_files, msgpack_files, t5x_files, torch_files
-from specjax.checkpoints.tensors import AGAIN, POINTER, Tensor, read_json
+from specjax.checkpoints.tensors import AGAIN, POINTER, Tensor
+from specjax.support.files import read_json
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from safetensors.numpy import save as as_safetensors
 
 from specjax import devices
 from specjax.checkpoints import DRAFTER, Checkpoint
-from specjax.checkpoints.tensors import float_dtype, read_into, read_json
+from specjax.checkpoints.tensors import float_dtype, read_into
 from specjax.checkpoints.weights import SAFETENSORS, find_tensors
 from specjax.drafters import medusa, published
 from specjax.drafters.base import Drafter
@@ -112,7 +112,7 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
     """
     place = pathlib.Path(directory)
     wide = np.dtype(target.model.module().dtype) if dtype is None else float_dtype(dtype)
-    raw = read_json(place / CONFIG)
+    raw = files.read_json(place / CONFIG)
     if published.is_medusa(place, raw):
         return medusa.load_published(place, target)
     stored = find_tensors(place)
@@ -149,7 +149,7 @@ def is_attached(directory: str | os.PathLike) -> bool:
     place = pathlib.Path(directory)
     if not (place / CONFIG).is_file():
         return False
-    raw = read_json(place / CONFIG)
+    raw = files.read_json(place / CONFIG)
     return DRAFTER in raw or published.is_medusa(place, raw) or published.is_head(place, raw)
 
 

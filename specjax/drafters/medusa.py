@@ -29,12 +29,13 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax.checkpoints import Checkpoint
-from specjax.checkpoints.tensors import read_into, read_json
+from specjax.checkpoints.tensors import read_into
 from specjax.checkpoints.weights import SAFETENSORS, TORCH
 from specjax.drafters.base import Drafter
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import project
 from specjax.pytrees import pytree
+from specjax.support.files import read_json
 
 
 @pytree
@@ -286,7 +287,6 @@ def load_published(directory: str | os.PathLike, target: Checkpoint) -> Medusa:
     file = next((place / name for name in FILES if (place / name).is_file()), None)
     if file is None:
         raise FileNotFoundError(f"{place} has none of {', '.join(FILES)}; copy or download one.")
-    arrays: dict[str, np.ndarray] = {}
     stored, count = FILES[file.name](file), settings.get("medusa_num_heads")
     surplus = {name for name in stored if type(count) is int and _head_of(name) >= count}
     if surplus:
@@ -296,9 +296,9 @@ def load_published(directory: str | os.PathLike, target: Checkpoint) -> Medusa:
             "a larger medusa_num_heads in config.json takes them.",
             stacklevel=4,
         )
-    for name in stored.keys() - surplus:
-        tensor = stored[name]
-        arrays[name] = np.empty(tensor.shape, tensor.dtype)
+    kept = {name: tensor for name, tensor in stored.items() if name not in surplus}
+    arrays = {name: np.empty(tensor.shape, tensor.dtype) for name, tensor in kept.items()}
+    for name, tensor in kept.items():
         read_into(tensor, arrays[name])
     try:
         return Medusa.from_tensors(settings, arrays, target)

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from specjax import checkpoints, drafters
-from specjax.checkpoints.tensors import read_json
 from specjax.checkpoints.weights import find_tensors
+from specjax.support.files import read_json
 
 
 def _members(name: str, sizes: str) -> list[str]:

@@ -7,9 +7,9 @@ import io
 import json
 import math
 import pickle
-import shutil
+import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -140,8 +140,8 @@ NORMS = {
 PARTS = {"q": "query", "k": "key", "v": "value", "o": "out"}
 
 
-def as_in_t5x(name: str) -> str:
-    """T5X's name for one of Hugging Face's."""
+def as_in_t5x(name: str, *, each: bool = False) -> str:
+    """T5X's name for one of Hugging Face's; `each` layer may have a bias of its own."""
     if name == "shared.weight":
         return "token_embedder/embedding"
     if name == "lm_head.weight":
@@ -149,10 +149,10 @@ def as_in_t5x(name: str) -> str:
     stack, *rest = name.split(".")
     if rest[0] == "final_layer_norm":
         return f"{stack}/{stack}_norm/scale"
-    if "relative_attention_bias" in rest:
-        return f"{stack}/relpos_bias/rel_embedding"
     _, layer, _, sublayer, module, *part, _ = rest
     place = f"{stack}/layers_{layer}"
+    if part == ["relative_attention_bias"]:
+        return f"{place if each else stack}/relpos_bias/rel_embedding"
     if module == "layer_norm":
         return f"{place}/{NORMS[stack][int(sublayer)]}/scale"
     if module == "DenseReluDense":
@@ -168,6 +168,7 @@ def write_t5x(
     chunk: int = 10,
     version: int = 3,
     inline: tuple[str, ...] = (),
+    change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = dict,
 ) -> Path:
     """A checkpoint as T5X writes it: zarr folders, and their descriptions in `checkpoint`.
 
@@ -176,19 +177,22 @@ def write_t5x(
       arrays: under Hugging Face's names.
       chunk: the longest side of a chunk.
       version: before 3 bfloat16 is written as uint16.
-      inline: names of arrays that stand in `checkpoint` itself.
+      inline: T5X's paths of arrays that stand in `checkpoint` itself.
+      change: makes other arrays from T5X's, such as `scanned`.
     """
     import tensorstore
 
     directory.mkdir(parents=True, exist_ok=True)
-    target = {}
+    each = any("block.1.layer.0.SelfAttention.rel" in name for name in arrays)
+    named, target = {}, {}
     for name, array in arrays.items():
-        path = as_in_t5x(name)
-        stored = array.T if path.endswith(("kernel", "rel_embedding")) else array
-        if name in inline:
+        path = as_in_t5x(name, each=each)
+        named[path] = array.T if path.endswith(("kernel", "rel_embedding")) else array
+    for path, stored in change(named).items():
+        if path in inline:
             target[path] = np.ascontiguousarray(stored)
             continue
-        if version < 3 and array.dtype.name == "bfloat16":
+        if version < 3 and stored.dtype.name == "bfloat16":
             stored = stored.view(np.uint16)
         folder = f"target.{path.replace('/', '.')}"
         metadata = {
@@ -213,6 +217,22 @@ def write_t5x(
     return directory
 
 
+def scanned(arrays: Mapping[str, np.ndarray], axis: int, num_heads: int) -> dict[str, np.ndarray]:
+    """T5X's arrays as its scalable T5 has them: layers along an axis, and heads with their own."""
+    found: dict[str, list[np.ndarray]] = {}
+    for path, array in arrays.items():
+        place = re.sub(r"(\w+)/layers_\d+", r"\1/\1", path)
+        if "/query/" in path or "/key/" in path or "/value/" in path:
+            array = array.reshape(len(array), num_heads, -1)
+        elif "/out/" in path:
+            array = array.reshape(num_heads, -1, array.shape[1])
+        found.setdefault(place, []).append(array)
+    return {
+        place: np.stack(layers, axis) if re.match(r"(\w+)/\1/", place) else layers[0]
+        for place, layers in found.items()
+    }
+
+
 def _nested(flat):
     tree: dict = {}
     for path, value in flat.items():
@@ -222,29 +242,3 @@ def _nested(flat):
             inner = inner.setdefault(part, {})
         inner[last] = value
     return tree
-
-
-def gin(raw: Mapping, *, block: bool = False) -> str:
-    """What a run's config.gin says of the network, as bindings or as a block."""
-    gated = raw["feed_forward_proj"].startswith("gated")
-    fields = {
-        "vocab_size": raw["vocab_size"],
-        "emb_dim": raw["d_model"],
-        "num_heads": raw["num_heads"],
-        "num_encoder_layers": raw["num_layers"],
-        "num_decoder_layers": raw["num_decoder_layers"],
-        "head_dim": raw["d_kv"],
-        "mlp_dim": "%WIDE",
-        "mlp_activations": ("gelu", "linear") if gated else ("relu",),
-        "dropout_rate": "%DROPOUT_RATE",
-    }
-    lines = [f"{key} = {value}" for key, value in fields.items()]
-    head = f"from __gin__ import dynamic_registration\n# Macros:\nWIDE = {raw['d_ff']}\n\n"
-    if block:
-        return head + "network.T5Config:\n" + "".join(f"  {line}\n" for line in lines)
-    return head + "".join(f"network.T5Config.{line}\n" for line in lines)
-
-
-def copy_config(source: Path, directory: Path) -> None:
-    """config.json of one directory into another."""
-    shutil.copy(source / "config.json", directory)

@@ -5,7 +5,9 @@ import dataclasses
 import json
 import pickle
 import re
+import shutil
 import zipfile
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +21,7 @@ import make_checkpoint_data
 import t5_variants
 from checkpoint_edits import assert_same, contents
 from specjax.checkpoints import convert, load, save, tensors
-from specjax.checkpoints.formats import t5x_files, torch_files
+from specjax.checkpoints.formats import torch_files
 from specjax.checkpoints.tensors import Held, Turned, equal, read_into
 from specjax.checkpoints.weights import FLAX, find_tensors
 from specjax.cli import convert as convert_command
@@ -51,10 +53,8 @@ def directory(tmp_path):
 
 @pytest.fixture
 def t5x_directory(tmp_path):
-    """A T5 in T5X's format, beside its config.gin."""
-    made = formats.write_t5x(tmp_path / "run" / "checkpoint_7", t5_variants.tensors(V1_1))
-    (made.parent / "config.gin").write_text(formats.gin(V1_1.raw))
-    return made
+    """A T5 in T5X's format."""
+    return formats.write_t5x(tmp_path / "run" / "checkpoint_7", t5_variants.tensors(V1_1))
 
 
 # --- every format, every family ----------------------------------------------------------------
@@ -97,11 +97,17 @@ def test_a_part_of_a_tensor(form, tmp_path, monkeypatch):
         np.testing.assert_array_equal(out, whole[part])
 
 
+GIN = {
+    "a binding": "network.T5Config.mlp_activations = {}",
+    "a macro": "KINDS = {}  # of T5 1.1\n\nnetwork.T5Config:\n  mlp_activations = %KINDS",
+}
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     covering(
         ("v1_0", "v1_1", "deep_decoder", "deep_encoder", "odd_heads"),
-        ("nothing", "bindings", "block", "config.json"),
+        ("nothing", *GIN, "config.json"),
     ),
 )
 def test_t5x_gives_the_same_parameters(name, said, tmp_path):
@@ -111,10 +117,10 @@ def test_t5x_gives_the_same_parameters(name, said, tmp_path):
     plain = t5_variants.write(tmp_path / "plain", variant)
     made = formats.write_t5x(tmp_path / "run" / "checkpoint_7", t5_variants.tensors(variant))
     if said == "config.json":
-        formats.copy_config(plain, made)
+        shutil.copy(plain / "config.json", made)
     elif said != "nothing":
-        text = formats.gin(variant.raw, block=said == "block")
-        (made.parent / "config.gin").write_text(text)
+        kinds = "('relu',)" if variant.raw["feed_forward_proj"] == "relu" else "('gelu', 'linear')"
+        (made.parent / "config.gin").write_text(GIN[said].format(kinds))
     found, expected = load(made), load(plain)
     assert found.eos_ids == (1,)
     assert_same(found, expected)
@@ -129,39 +135,30 @@ def test_of_a_t5x_run_the_last_step_is_read(t5x_directory):
 @pytest.mark.parametrize("version", [2, 3])
 def test_t5x_in_half_precision_and_with_arrays_in_the_file_itself(version, tmp_path):
     arrays = {n: a.astype(ml_dtypes.bfloat16) for n, a in t5_variants.tensors(V1_0).items()}
-    inline = ("shared.weight", "encoder.block.1.layer.0.SelfAttention.q.weight")
+    inline = ("token_embedder/embedding", "encoder/layers_1/attention/query/kernel")
     made = formats.write_t5x(tmp_path / "t5x", arrays, version=version, inline=inline)
     variant = dataclasses.replace(V1_0, config={"relative_attention_max_distance": 128})
     plain = t5_variants.write(tmp_path / "plain", variant, dtype=ml_dtypes.bfloat16)
     assert_same(load(made), load(plain))
 
 
-def test_the_name_of_a_size_says_the_config(tmp_path, monkeypatch):
-    raw = V1_1.raw
-    sizes = tuple(raw[key] for key in ("d_model", "d_kv", "d_ff", "num_layers", "num_heads"))
-    monkeypatch.setitem(t5x_files.SIZES["1_1"], "small", sizes)
-    arrays = t5_variants.tensors(V1_1)
-    made = formats.write_t5x(tmp_path / "t5_1_1_small" / "checkpoint_5", arrays)
-    assert load(made).config.num_layers == 2
-    wrong = formats.write_t5x(tmp_path / "t5.1.1.xxl", arrays)
-    with pytest.raises(ValueError, match=r"missing from the weights|has shape"):
-        load(wrong)
-
-
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("t5_1_1_xxl", ("1", "xxl")),
-        ("t5.1.1.xl", ("1", "xl")),
-        ("t5-v1_1-base", ("1", "base")),
-        ("t5_1_0_3b", ("0", "3b")),
-        ("t5-small", (None, "small")),
-        *((name, None) for name in ("mt5_small", "t5_smaller", "my_t5_base_with_two_layers")),
-    ],
+    ("name", "axis"), [("v1_1", 1), ("odd_heads", 0), ("umt5", 1), ("umt5", 0), ("umt5_tied", None)]
 )
-def test_t5x_names_of_sizes(name, said):
-    found = t5x_files.NAMED.fullmatch(name)
-    assert (found and found.groups()) == said
+def test_t5x_with_scanned_layers(name, axis, tmp_path):
+    """All layers in one array, and heads with an axis; umT5's biases, with None one by one."""
+    variant = (t5_variants.VARIANTS | t5_variants.OTHERS)[name]
+    distance = {"relative_attention_max_distance": 128}
+    variant = dataclasses.replace(variant, config={**variant.config, **distance})
+    change = partial(formats.scanned, axis=axis, num_heads=variant.raw["num_heads"])
+    made = formats.write_t5x(
+        tmp_path / "t5x",
+        t5_variants.tensors(variant),
+        chunk=5,
+        inline=("decoder/decoder/self_attention/key/kernel",),
+        change=dict if axis is None else change,
+    )
+    assert_same(load(made), load(t5_variants.write(tmp_path / "plain", variant)))
 
 
 def test_the_best_format_is_read(directory):

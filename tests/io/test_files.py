@@ -16,7 +16,6 @@ import pytest
 from experiments import tasks
 from experiments.adaptive.policies import acceptance_head as head
 from specjax.checkpoints import convert
-from specjax.checkpoints.tensors import read_json
 from specjax.cli import inputs
 from specjax.drafters import ngram
 from specjax.replay import rollouts
@@ -133,7 +132,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     pairs.write_bytes(MARK + json.dumps({"input": "a", "target": "b"}).encode())
     assert tasks.jsonl.load(pairs) == [tasks.Example("a", "b")]
     config.write_bytes(MARK + b'{"a": 1}')
-    assert read_json(config) == {"a": 1}
+    assert files.read_json(config) == {"a": 1}
     assert files.decode("a\ufeffb".encode(), "x") == "a\ufeffb"  # only where a file begins
 
 
@@ -146,7 +145,7 @@ def test_files_of_another_encoding_are_named(tmp_path):
         inputs.read_texts(str(path), "")
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
-        read_json(tmp_path / "config.json")
+        files.read_json(tmp_path / "config.json")
 
 
 def test_only_one_writer(tmp_path):
@@ -286,7 +285,7 @@ def test_files_without_an_end_are_refused_at_once(name, tmp_path):
     if name == "sparse.json":
         with file.open("wb") as stream:
             stream.truncate(5 << 30)
-    for read in (files.read_json, Settings.load, read_json):
+    for read in (files.read_json, Settings.load):
         with pytest.raises(
             ValueError, match=rf"{file} (has more than 67,108,864 bytes|is a device)"
         ):

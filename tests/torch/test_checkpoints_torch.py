@@ -5,6 +5,7 @@ Skipped where torch is not installed; `pip install torch==2.13.0 sentencepiece p
 
 import dataclasses
 import json
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -62,7 +63,7 @@ def saved_by_transformers(directory, module, variant):
 def in_form(model, directory, source, form):
     """The model's weights in another format, with torch's own writer for torch's."""
     directory.mkdir()
-    formats.copy_config(source, directory)
+    shutil.copy(source / "config.json", directory)
     state = model.state_dict()  # with tied weights, once under each name
     kind, *sharded = form.split("-")
     if kind == "t5x":

@@ -9,7 +9,7 @@ type 1, (shape, name of the dtype, bytes). One of more than a gigabyte is a map 
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,11 +95,13 @@ def as_in_torch(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return named
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested maps with their paths."""
+def leaves(
+    tree: Mapping[str, Any], prefix: str = "", *, described: Set[str] = frozenset()
+) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested maps with their paths; maps with the keys `described` are some."""
     for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{key}/")
+        if isinstance(value, Mapping) and value and not (described and described <= set(value)):
+            yield from leaves(value, f"{prefix}{key}/", described=described)
         else:
             yield f"{prefix}{key}", value
 

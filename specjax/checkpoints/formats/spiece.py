@@ -8,7 +8,8 @@ normalizes texts before they are cut into pieces.
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints.tensors import AGAIN, read_json
+from specjax.checkpoints.tensors import AGAIN
+from specjax.support.files import read_json
 
 FILES = ("spiece.model", "sentencepiece.model")  # Hugging Face's name and T5X's
 UNIGRAM = 1  # the kind of model that T5 uses

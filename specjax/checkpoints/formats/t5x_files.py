@@ -4,10 +4,11 @@ A T5X checkpoint is a directory with a msgpack file `checkpoint`: a tree whose l
 for most parameters, descriptions of zarr arrays in folders beside it, such as
 `target.encoder.layers_0.attention.query.kernel`. tensorstore, which orbax brings along, reads
 those. The run that wrote it leaves `config.gin` in the directory above. The layout is that of T5X's
-examples of T5 1.0 and 1.1 (https://github.com/google-research/t5x), one layer after the other.
+examples of T5 1.0 and 1.1 (https://github.com/google-research/t5x), or of its scalable T5, which
+umT5 is: each parameter has all layers in one array, with an axis for them, and heads have an axis
+of their own.
 """
 
-import ast
 import dataclasses
 import functools
 import math
@@ -19,44 +20,21 @@ from typing import Any
 
 import numpy as np
 
+from specjax.checkpoints.config_json import MOST_LAYERS
 from specjax.checkpoints.formats import msgpack_files
 from specjax.checkpoints.tensors import AGAIN, DTYPES, At, Tensor, Turned
+from specjax.support import files
+from specjax.support.ranges import cause
 
 FILE, GIN = "checkpoint", "config.gin"
-LONGEST_GIN = 1 << 20  # bytes; T5X writes some 20,000
 # Bytes that a chunk may take in any case; beyond them, at most twice the bytes of its array.
 SMALL_CHUNK = 1 << 20
 MAX_CHUNKS = 1 << 16  # of an array; T5X writes one for each device
+DESCRIBED = {"driver", "kvstore"}  # keys of a map that describes an array elsewhere
 TENSORFLOW = b"model_checkpoint_path"  # how TensorFlow's file of that name begins
-# Their sizes: d_model, d_kv, d_ff, num_layers, num_heads.
-SIZES = {
-    "1_0": {
-        "small": (512, 64, 2048, 6, 8),
-        "base": (768, 64, 3072, 12, 12),
-        "large": (1024, 64, 4096, 24, 16),
-        "3b": (1024, 128, 16384, 24, 32),
-        "11b": (1024, 128, 65536, 24, 128),
-    },
-    "1_1": {
-        "small": (512, 64, 1024, 8, 6),
-        "base": (768, 64, 2048, 12, 12),
-        "large": (1024, 64, 2816, 24, 16),
-        "xl": (2048, 64, 5120, 24, 32),
-        "xxl": (4096, 64, 10240, 24, 64),
-    },
-}
-NAMED = re.compile(r"t5(?:[._-]v?(?:1[._])?([01]))?[._-](small|base|large|xxl|xl|3b|11b)")
-# Names of fields in gin and in config.json; tensors show these fields too.
-GIN_FIELDS = {
-    "vocab_size": "vocab_size",
-    "emb_dim": "d_model",
-    "head_dim": "d_kv",
-    "mlp_dim": "d_ff",
-    "num_encoder_layers": "num_layers",
-    "num_decoder_layers": "num_decoder_layers",
-    "num_heads": "num_heads",
-}
-ACTIVATIONS = {("relu",): "relu", ("gelu", "linear"): "gated-gelu"}
+NUMBERED = re.compile(r"^(encoder|decoder)/layers_(\d{1,4})/")
+SCANNED = re.compile(r"^(encoder|decoder)/\1/")  # what holds all layers has the stack's own name
+ACTIVATIONS = (("relu",), ("gelu", "linear"))
 _ATTENTION = {"query": "q", "key": "k", "value": "v", "out": "o"}
 # For each stack: the sublayers of a layer, as (norm, module, Hugging Face's module).
 _SUBLAYERS = {
@@ -70,12 +48,13 @@ _SUBLAYERS = {
         ("pre_mlp_layer_norm", "mlp", "DenseReluDense"),
     ),
 }
-_BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+_BIAS = "{}.block.{}.layer.0.SelfAttention.relative_attention_bias.weight"
+_RELATIVE = "relpos_bias/rel_embedding"
 _OUTSIDE = {
     "token_embedder/embedding": "shared.weight",
     "decoder/logits_dense/kernel": "lm_head.weight",
     **{f"{s}/{s}_norm/scale": f"{s}.final_layer_norm.weight" for s in _SUBLAYERS},
-    **{f"{s}/relpos_bias/rel_embedding": f"{s}.{_BIAS}" for s in _SUBLAYERS},
+    **{f"{s}/{_RELATIVE}": _BIAS.format(s, 0) for s in _SUBLAYERS},
 }
 
 
@@ -88,25 +67,82 @@ class ZarrTensor(Tensor):
 
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
         """Yield one chunk at a time, since each is compressed as a whole."""
+        yield from self.within(tuple(slice(0, size) for size in self.shape))
+
+    def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
+        """Yield the numbers of a part; chunks that hold none of it are not read."""
         store = self.store
         chunk = store.chunk_layout.read_chunk.shape
-        starts = [range(0, n, step) for n, step in zip(self.shape, chunk, strict=True)]
+        lengths = list(zip(part, chunk, strict=True))
+        starts = [range(axis.start - axis.start % n, axis.stop, n) for axis, n in lengths]
         for begin in product(*starts):
             at = tuple(
-                slice(b, min(b + step, n))
-                for b, step, n in zip(begin, chunk, self.shape, strict=True)
+                slice(max(b, axis.start), min(b + n, axis.stop))
+                for b, (axis, n) in zip(begin, lengths, strict=True)
             )
             try:
                 numbers = store[at].read().result()
             except Exception as error:  # tensorstore raises whatever its drivers do
-                raise ValueError(f"{self.file} is damaged ({_first(error)}). {AGAIN}") from None
-            yield at, numbers.view(self.dtype) if self.as_bfloat16 else numbers
+                raise ValueError(f"{self.file} is damaged ({cause(error, 200)}). {AGAIN}") from None
+            place = tuple(
+                slice(here.start - axis.start, here.stop - axis.start)
+                for here, axis in zip(at, part, strict=True)
+            )
+            yield place, numbers.view(self.dtype) if self.as_bfloat16 else numbers
             del numbers  # or it would be in memory beside the next
 
     @functools.cached_property
     def store(self) -> Any:
         """The array in tensorstore."""
         return _open(self.file)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer(Tensor):
+    """A layer of an array that holds all layers."""
+
+    stored: Tensor
+    axis: int
+    index: int
+
+    @classmethod
+    def of(cls, stored: Tensor, axis: int, index: int) -> "Layer":
+        """The layer of this index along the axis."""
+        shape = stored.shape[:axis] + stored.shape[axis + 1 :]
+        return cls(stored.file, stored.dtype, shape, stored, axis, index)
+
+    def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
+        """Yield the pieces of the stored array that hold the layer."""
+        whole = [slice(0, size) for size in self.stored.shape]
+        whole[self.axis] = slice(self.index, self.index + 1)
+        for at, piece in self.stored.within(tuple(whole)):
+            yield at[: self.axis] + at[self.axis + 1 :], piece.squeeze(self.axis)
+            del piece
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined(Tensor):
+    """A matrix that the file holds with an axis of heads before that of their size."""
+
+    stored: Tensor
+    axis: int
+    """That of the heads."""
+
+    @classmethod
+    def of(cls, stored: Tensor, axis: int) -> "Joined":
+        """The array of three axes as a matrix."""
+        *_, heads, size = shape = stored.shape[: axis + 2]
+        shape = (*shape[:axis], heads * size, *stored.shape[axis + 2 :])
+        return cls(stored.file, stored.dtype, shape, stored, axis)
+
+    def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
+        """Yield the pieces of the stored array, a head at a time."""
+        axis, size = self.axis, self.stored.shape[self.axis + 1]
+        for at, piece in self.stored.pieces():
+            for i, head in enumerate(range(at[axis].start, at[axis].stop)):
+                rows = slice(head * size + at[axis + 1].start, head * size + at[axis + 1].stop)
+                yield (*at[:axis], rows, *at[axis + 2 :]), piece.take(i, axis=axis)
+            del piece
 
 
 def is_checkpoint(directory: Path) -> bool:
@@ -141,33 +177,72 @@ def find(directory: Path) -> dict[str, Tensor]:
     if not isinstance(target, Mapping):
         raise ValueError(f"{directory / FILE} has no 'optimizer/target': it is none of T5X's.")
     old = isinstance(version := tree.get("version"), int) and version < 3
-    names = _names()
-    found: dict[str, Tensor] = {}
-    for path, leaf in _parameters(target):
-        known = re.sub(r"layers_\d{1,4}", "layers_N", path)
-        if known not in names:
+    names, arrays = _names(), dict[str, Tensor]()
+    for path, leaf in msgpack_files.leaves(target, described=DESCRIBED):
+        if _known(path) not in names:
             raise ValueError(
-                f"{directory / FILE}: {path[:100]!r} is no parameter of a T5 of T5X's examples, "
-                "one layer after the other; models whose layers are scanned are not supported."
+                f"{directory / FILE}: {path[:100]!r} is no parameter of a T5 of T5X's examples."
             )
-        layer = re.search(r"layers_(\d+)", path)
-        name = names[known].replace("N", layer[1] if layer else "")
-        array = leaf if isinstance(leaf, Tensor) else _array(directory, path, old)
-        turned = path.endswith(("/kernel", "/rel_embedding"))
-        found[name] = Turned.of(array) if turned and len(array.shape) == 2 else array
+        arrays[path] = leaf if isinstance(leaf, Tensor) else _array(directory, path, old)
+    found: dict[str, Tensor] = {}
+    for path, layer, array in _by_layer(directory / FILE, arrays):
+        name = names[_known(path)].replace("N", layer)
+        if name in found:
+            raise ValueError(f"{directory / FILE} holds {path!r} a second time. {AGAIN}")
+        found[name] = _as_in_torch(path, array)
     return found
+
+
+def _known(path: str) -> str:
+    """A parameter's path with N for the number of the layer, scanned or not."""
+    return SCANNED.sub(r"\1/layers_N/", NUMBERED.sub(r"\1/layers_N/", path))
+
+
+def _scan_axis(arrays: Mapping[str, Tensor]) -> int:
+    """The axis of scanned layers: 1, T5X's default, unless a norm's scale has them first."""
+    embedding = arrays.get("token_embedder/embedding")
+    width = embedding.shape[-1:] if embedding else ()
+    norms = [a.shape for p, a in arrays.items() if SCANNED.match(p) and p.endswith("/scale")]
+    return 0 if any(shape[1:] == width != shape[:1] for shape in norms) else 1
+
+
+def _by_layer(file: Path, arrays: Mapping[str, Tensor]) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield each path with the number of a layer, "" outside of them, and its array."""
+    axis, counts = _scan_axis(arrays), dict[str, tuple]()
+    for path, array in arrays.items():
+        if not SCANNED.match(path):
+            number = NUMBERED.match(path)
+            yield path, number[2] if number else "", array
+            continue
+        count = array.shape[axis : axis + 1]
+        known = counts.setdefault(path.partition("/")[0], count)
+        if count != known or not (MOST_LAYERS,) >= count > (0,):
+            raise ValueError(
+                f"{file}: {path!r} has shape {array.shape}: axis {axis} should have the layers, at "
+                f"most {MOST_LAYERS} and as many as others of the stack. {AGAIN}"
+            )
+        for i in range(*count):
+            yield path, str(i), Layer.of(array, axis, i)
+
+
+def _as_in_torch(path: str, array: Tensor) -> Tensor:
+    """A parameter as torch's models have it: a matrix as (out, in), with its heads joined."""
+    if not path.endswith(("/kernel", "/rel_embedding")):
+        return array
+    if len(array.shape) == 3:
+        array = Joined.of(array, 0 if path.endswith("/out/kernel") else 1)
+    return Turned.of(array) if len(array.shape) == 2 else array
 
 
 def config(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Derive the config.json that a T5X checkpoint lacks.
 
-    Shapes give most of it. The rest comes from `config.gin` in the directory or the one above, or
-    else from a size in the name of either, such as t5_1_1_small. Fields in both must agree.
+    Shapes give all of it. `config.gin`, there or in the directory above, may name activations.
 
     Raises:
-      ValueError: the tensors lack what the sizes are read from, or gin asks for another model.
+      ValueError: the tensors lack what the sizes are read from, or gin names other activations.
     """
-    shared, bias = "shared.weight", f"encoder.{_BIAS}"
+    shared, bias = "shared.weight", _BIAS.format("encoder", 0)
     query = "encoder.block.0.layer.0.SelfAttention.q.weight"
     wide = "encoder.block.0.layer.1.DenseReluDense.wo.weight"
     if missing := [name for name in (shared, bias, query, wide) if name not in tensors]:
@@ -175,6 +250,12 @@ def config(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     shapes = {name: tensors[name].shape for name in (shared, bias, query, wide)}
     if not all(len(shape) == 2 and min(shape) > 0 for shape in shapes.values()):
         raise ValueError(f"{directory}: a parameter has an impossible shape. {AGAIN}")
+    names = {"num_layers": "encoder", "num_decoder_layers": "decoder"}
+    last = ".layer.0.SelfAttention.q.weight"
+    layers = {
+        field: sum(name.startswith(stack) and name.endswith(last) for name in tensors)
+        for field, stack in names.items()
+    }
     heads = shapes[bias][1]
     gated = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight" in tensors
     fields = {
@@ -182,76 +263,37 @@ def config(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         "d_model": shapes[shared][1],
         "d_kv": shapes[query][0] // heads,
         "d_ff": shapes[wide][1],
-        "num_layers": _layers(tensors, "encoder"),
-        "num_decoder_layers": _layers(tensors, "decoder"),
+        **layers,
         "num_heads": heads,
         "relative_attention_num_buckets": shapes[bias][0],
         "feed_forward_proj": "gated-gelu" if gated else "relu",
     }
-    return {"model_type": "t5", **fields, **_said(directory)} | {
-        "tie_word_embeddings": "lm_head.weight" not in tensors
-    }
+    _check_activations(directory)
+    each = any(_BIAS.format(stack, 1) in tensors for stack in _SUBLAYERS)
+    tied = "lm_head.weight" not in tensors
+    return {"model_type": "umt5" if each else "t5", "tie_word_embeddings": tied, **fields}
 
 
-def _layers(tensors: Mapping[str, Tensor], stack: str) -> int:
-    numbers = [re.match(rf"{stack}\.block\.(\d+)\.", name) for name in tensors]
-    return 1 + max((int(found[1]) for found in numbers if found), default=-1)
-
-
-def _said(directory: Path) -> dict[str, Any]:
-    """Fields from `config.gin` or, without one, from the size in the path."""
-    for place in (directory, directory.absolute().parent):
-        if (place / GIN).is_file():
-            return _gin(place / GIN)
-    for part in (directory.absolute().name, directory.absolute().parent.name):
-        if found := NAMED.fullmatch(part.lower()):
-            version = "1_1" if found[1] == "1" else "1_0"
-            if sizes := SIZES[version].get(found[2]):
-                keys = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads")
-                fields = dict(zip(keys, sizes, strict=True))
-                kind = "relu" if version == "1_0" else "gated-gelu"
-                layers = {"num_decoder_layers": fields["num_layers"]}
-                return {**fields, **layers, "feed_forward_proj": kind}
-    return {}
-
-
-def _gin(file: Path) -> dict[str, Any]:
-    """Read the settings of `network.T5Config`, as bindings or as a block; macros are followed."""
-    if file.stat().st_size > LONGEST_GIN:
-        raise ValueError(f"{file} has more than {LONGEST_GIN:,} bytes. {AGAIN}")
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    # At most one space in a row: the patterns below take quadratic time over longer runs.
-    lines = [re.sub(r"\s+", " ", line.partition("#")[0]).rstrip() for line in lines]
-    text = "\n".join(line for line in lines if line)
-    macros = dict(re.findall(r"^(\w+)\s*=\s*(.+?)\s*$", text, re.MULTILINE))
-    found = dict(re.findall(r"^(?:\w+\.)*T5Config\.(\w+)\s*=\s*(.+?)\s*$", text, re.MULTILINE))
-    for block in re.findall(r"^(?:\w+\.)*T5Config:\s*\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE):
-        found |= dict(re.findall(r"^\s+(\w+)\s*=\s*(.+?)\s*$", block, re.MULTILINE))
-
-    def value(key: str) -> Any:
-        literal: str = found[key]
-        if literal.startswith("%"):
-            literal = macros.get(literal[1:], literal)
-        try:
-            return ast.literal_eval(literal)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            raise ValueError(f"{file}: {key} = {literal} is no value. {AGAIN}") from None
-
-    fields = {ours: value(theirs) for theirs, ours in GIN_FIELDS.items() if theirs in found}
-    if "mlp_activations" in found:
-        activations = value("mlp_activations")
-        key = tuple(activations) if isinstance(activations, list | tuple) else (activations,)
-        if key not in ACTIVATIONS:
-            supported = " and ".join(map(repr, ACTIVATIONS))
-            raise ValueError(f"{file}: mlp_activations = {key} is not among {supported}.")
-        fields["feed_forward_proj"] = ACTIVATIONS[key]
-    return fields
+def _check_activations(directory: Path) -> None:
+    """Raise ValueError if `config.gin` names activations that T5 has not; macros are followed."""
+    for file in (directory / GIN, directory.absolute().parent / GIN):
+        if file.is_file():
+            text = files.read_limited(file).decode(errors="replace")
+            named = re.findall(r"\bmlp_activations\s*=([^#\n]+)", text)
+            macros = dict(re.findall(r"^(\w+) *=([^#\n]+)", text, re.MULTILINE))
+            for value in named[-1:]:
+                value = macros.get(value.strip().lstrip("%"), value)
+                if (found := tuple(re.findall(r"\w+", value))) not in ACTIVATIONS:
+                    supported = " and ".join(map(repr, ACTIVATIONS))
+                    raise ValueError(f"{file}: mlp_activations = {found} is not among {supported}.")
+            return
 
 
 def _names() -> dict[str, str]:
     """Map T5X's names, with N for the number of the layer, to Hugging Face's."""
     found = dict(_OUTSIDE)
     for stack, sublayers in _SUBLAYERS.items():
+        found[f"{stack}/layers_N/{_RELATIVE}"] = _BIAS.format(stack, "N")
         for i, (norm, module, theirs) in enumerate(sublayers):
             place, layer = f"{stack}/layers_N", f"{stack}.block.N.layer.{i}"
             found[f"{place}/{norm}/scale"] = f"{layer}.layer_norm.weight"
@@ -259,15 +301,6 @@ def _names() -> dict[str, str]:
             for part, ours in parts.items():
                 found[f"{place}/{module}/{part}/kernel"] = f"{layer}.{theirs}.{ours}.weight"
     return found
-
-
-def _parameters(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves: arrays, and maps that describe arrays elsewhere."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and not {"driver", "kvstore"} <= set(value):
-            yield from _parameters(value, f"{prefix}{key}/")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _array(directory: Path, path: str, old: bool) -> ZarrTensor:
@@ -335,8 +368,4 @@ def _open(folder: Path) -> Any:
             store = tensorstore.open(spec, open=True, read=True, context=_one_thread()).result()
         return store
     except Exception as error:  # tensorstore raises whatever its drivers do
-        raise ValueError(f"{folder} cannot be read ({_first(error)}). {AGAIN}") from None
-
-
-def _first(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
+        raise ValueError(f"{folder} cannot be read ({cause(error, 200)}). {AGAIN}") from None
