@@ -70,7 +70,14 @@ types: .venv/test.stamp  ## mypy
 # mkdocs-material prints an advertisement unless the variable is set.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 
-docs: .venv/docs.stamp  ## the site, built in site/; every warning is an error
+# The site has the outputs of notebooks, which git has not.
+EXECUTED := $(patsubst %,build/%,$(wildcard notebooks/*.ipynb))
+
+build/notebooks/%.ipynb: notebooks/%.ipynb | .venv/docs.stamp
+	@mkdir -p $(@D)
+	$(BIN)/jupyter-execute --timeout=900 --output=../$@ $<
+
+docs: .venv/docs.stamp $(EXECUTED)  ## the site with executed notebooks, in site/; a warning is an error
 	$(BIN)/mkdocs build --strict
 
 docs-serve: .venv/docs.stamp  ## the site at http://127.0.0.1:8000, built again after each change
@@ -89,7 +96,7 @@ release-check: .venv/test.stamp  ## sdist and wheel; the wheel in a clean enviro
 	$(RELEASE)/venv/bin/python -m pip install --quiet --disable-pip-version-check \
 	  -c $(LOCK) $(RELEASE)/*.whl
 	SPECJAX_RELEASE=$(RELEASE) $(BIN)/python -m pytest tests/lab/test_wheel.py
-	@! grep -n '<this repository>' README.md || { echo "README lacks the address to clone." >&2; exit 1; }
+	@! grep -nr 'github.com/.*OWNER/' README.md notebooks || { echo "OWNER is no address to clone." >&2; exit 1; }
 
 # JAX 0.10 is the last one for Python 3.11.
 PIN := uv pip compile setup.cfg --all-extras --universal --fork-strategy fewest --no-annotate \

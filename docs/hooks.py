@@ -2,12 +2,14 @@
 
 Its files are the Markdown pages, the notebooks, and every file that one of them links. Source and
 notebooks become pages of their own, and links to them follow. The API reference is made here, with
-a page for each public module, from its docstring and the names that it lists.
+a page for each public module, from its docstring and the names that it lists, and so is the page of
+all pictures. The header has the version: a site with several of them needs a host.
 """
 
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import pkgutil
 import re
@@ -20,16 +22,21 @@ import specjax
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = "*.md", "docs/site.css", "docs/**/*.md", "experiments/**/*.md", "notebooks/*.ipynb"
+EXECUTED = ROOT / "build" / "notebooks"  # what `make docs` writes: notebooks with their outputs
+PICTURES = "docs/results/pictures.md"
 LINK = re.compile(r"\]\(([^)\s#]+)")
 SHOWN = re.compile(r"(\]\((?!http)[^)\s#]+\.(?:py|ipynb))(?=[)\s#])")  # links to what `shown` makes
 IN_FULL = ("drafters",)  # packages whose modules are documented too
 FORMULA = re.compile(r"(\$\$?)([^$]+)\1")
+BADGE = re.compile(r"\[!\[([^\]]+)\]\(http[^)]+\)\]")  # a link's picture, from another host
 ANCHOR = re.compile(r"\]\(#([^)\s]+)\)")  # in a notebook: a heading with - for each space
 
 
 def on_config(config):
-    """The navigation, with the API reference before the results."""
+    """The navigation, with the API reference before the results, and the page of pictures."""
+    config.site_name = f"specjax {specjax.__version__}"
     place = next(i for i, section in enumerate(config.nav) if "Results" in section)
+    config.nav[place]["Results"].insert(1, {"All pictures": PICTURES})
     config.nav.insert(place, {"API": [{Path(name).stem: name} for name in reference()]})
     return config
 
@@ -38,8 +45,10 @@ def on_files(files, config):
     """The theme's files, and those of the checkout."""
     theme = [file for file in files if file.src_dir != config.docs_dir]
     pages = [_file(path, config) for path in sorted(linked(ROOT))]
-    made = [File.generated(config, name, content=text) for name, text in reference().items()]
-    return Files(theme + pages + made)
+    texts = reference() | {PICTURES: all_pictures()}
+    made = [File.generated(config, name, content=text) for name, text in texts.items()]
+    pictures = [_file(path, config) for path in _pictures() - linked(ROOT)]
+    return Files(theme + pages + pictures + made)
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -82,6 +91,21 @@ def _described(module, names):
         yield f"::: {module}.{name}"
 
 
+def _pictures():
+    return set((ROOT / "docs" / "results").rglob("*.png"))
+
+
+def all_pictures():
+    """The page with every picture of the results, by the folder that it lies in."""
+    parts = ["# All pictures\n\n![The pair edits a function](../race.gif)"]
+    for place, group in itertools.groupby(sorted(_pictures()), lambda path: path.parent):
+        name = place.relative_to(ROOT / "docs" / "results").as_posix()
+        report = f"[Report]({name}/report.md)\n\n" if (place / "report.md").is_file() else ""
+        shown = (f"![{name}, {path.stem}]({name}/{path.name})" for path in group)
+        parts.append(f"## {name}\n\n{report}" + "\n".join(shown))
+    return "\n\n".join(parts)
+
+
 def linked(root):
     """The pages under `root`, and the files there that they link, directly or by other pages."""
     found, new = set(), {path for pattern in PAGES for path in root.glob(pattern)}
@@ -98,18 +122,20 @@ def linked(root):
 
 
 def shown(path):
-    """Markdown of a Python file or a notebook, with the notebook's outputs."""
+    """Markdown of a Python file or a notebook, with outputs if it was executed."""
     if path.suffix == ".py":
         return f"# {path.name}\n\n````python\n{path.read_text(encoding='utf-8')}````\n"
-    parts = []
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+    parts, executed = [], EXECUTED / path.name
+    book = json.loads((executed if executed.is_file() else path).read_text(encoding="utf-8"))
+    for cell in book["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
+            source = BADGE.sub(r"[\1]", source)
             parts.append(FORMULA.sub(_formula, ANCHOR.sub(_anchor, source)))
         else:
             parts.append(f"````python\n{source}\n````")
         for output in cell.get("outputs", ()):
-            data = output.get("data", {})
+            data = {} if output.get("name") == "stderr" else output.get("data", {})
             if "image/png" in data:
                 image = "".join(data["image/png"]).replace("\n", "")
                 parts.append(f'<img alt="output" src="data:image/png;base64,{image}">')
