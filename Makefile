@@ -119,7 +119,7 @@ $(BIN)/pip:
 
 .venv/setup.stamp: $(METADATA) | $(BIN)/pip
 	@echo "Installing the pinned packages into .venv; the first time this downloads some 220 MB."
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[plots]'
 	@touch $@
 
 .venv/real.stamp: .venv/setup.stamp
