@@ -239,7 +239,7 @@ def conclude(
 ) -> tuple[State, Round]:
     """Commit the round's tokens, and update drafter and policy by the round."""
     tokens = drafts.tokens, drafts.length, verdict.accepted, verdict.next_token
-    after = commit(state, *tokens, method.eos_ids, submitted=(drafts.length, drafts.drawn))
+    after = commit(state, *tokens, method.eos_ids, work=(drafts.length, drafts.drawn))
     round_ = round_of(state, after, drafts, verdict)
     drafter = learn_from(method, after.tokens, state.length, round_, context, after.drafter)
     policy = method.policy.update(after.policy, round_)

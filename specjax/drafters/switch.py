@@ -129,7 +129,7 @@ class Switch(Drafter):
             own_round = round_._replace(active=round_.active & mine[:, i])
             states.append(learn(drafter, tokens, length, own_round, judge, its, before))
         choice = self.choice.update(state.choice, seen, round_.gamma_max)
-        drafted = mine & (round_.active & (round_.drafted > 0))[:, None]
+        drafted = mine & (round_.active & (round_.verified > 0))[:, None]
         return Switched(
             states=tuple(states),
             chosen=state.chosen,
