@@ -133,7 +133,7 @@ class Round(NamedTuple):
 
     @property
     def tested(self) -> Bool[Array, "B G"]:
-        """Positions that were reached: all tokens before them are in the output, and none is EOS."""
+        """Positions that were reached: all tokens before are in the output, and none is EOS."""
         slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
         reached = (slot <= self.accepted[:, None]) & (slot < self.emitted[:, None])
         return self.submitted & reached

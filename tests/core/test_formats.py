@@ -56,10 +56,10 @@ def test_acceptance_where_nothing_was_drafted():
     assert (row.acceptance, row.mean_acceptance, row.acceptance_histogram) == ([], None, [0])
     found = row.mean_acceptance_length, row.draft_acceptance_rate, row.num_spec_steps
     assert found == (1.0, 0.0, 0)
-    assert summarize([]).acceptance_fields() == {
-        "acceptance_by_position": [],
-        "mean_acceptance": None,
-    }
+    none = {"acceptance_by_position": [], "mean_acceptance": None}
+    assert summarize([]).acceptance_fields() == none
+    with pytest.raises(AttributeError, match=r"Row has no levels: read draft_calls\."):
+        row.levels  # noqa: B018
 
 
 def test_vllms_own_example():

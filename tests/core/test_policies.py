@@ -61,13 +61,7 @@ def seen_of(probs, slot=0, hidden=None) -> Observation:
     """One row whose belief is `probs`."""
     distribution = jnp.log(jnp.asarray([probs], jnp.float32))
     hidden = distribution if hidden is None else jnp.asarray([hidden], jnp.float32)
-    return Observation(
-        jnp.int32(slot),
-        jnp.array([True]),
-        distribution,
-        distribution,
-        hidden,
-    )
+    return Observation(jnp.int32(slot), jnp.array([True]), distribution, distribution, hidden)
 
 
 def lengths(policy, gamma_max, rounds) -> list[int]:

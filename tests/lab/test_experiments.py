@@ -267,13 +267,7 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
     ("temperature", "rule", "message"),
     [
         (1.0, "token", "the methods draw different samples of one distribution.$"),
-        slow(
-            (
-                1.0,
-                "lenient(0.3)",
-                r"different samples. Lenient\(lenience=0.3\) is not exact.$",
-            )
-        ),
+        slow((1.0, "lenient(0.3)", r"different samples. Lenient\(lenience=0.3\) is not exact.$")),
         (0.0, "lenient(0.3)", r"outputs are the same tokens. LenientArgmax\(lenience=0.3\) is not"),
     ],
 )
