@@ -27,7 +27,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax.drafters.base import started
-from specjax.drafters.resizing import readable, resized
+from specjax.drafters.resizing import cut_or_pad, readable
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling, standardize
 from specjax.types import Cache, Context, Inputs, Model
@@ -452,7 +452,7 @@ def _distribution(
     method: Beam, model: Model, hidden: Float[Array, "*batch E"]
 ) -> Float[Array, "*batch V"]:
     """Log-probabilities of either model, over the target's ids."""
-    return standardize(resized(model.logits(hidden), method.target.vocab_size), Sampling(1.0))
+    return standardize(cut_or_pad(model.logits(hidden), method.target.vocab_size), Sampling(1.0))
 
 
 def _readable(method: Beam, ids: Int[Array, "..."]) -> Int[Array, "..."]:
