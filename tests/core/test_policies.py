@@ -260,7 +260,7 @@ def test_lookahead():
     first, *found = drafts(policy, state, [0.92, 0.08], 0)
     assert found == [True, True]
     np.testing.assert_allclose(first.survival, [1 / (1 + 1 / (9**0.4 * 11.5**0.6))], rtol=1e-5)
-    assert first.verified.tolist() == [1]
+    assert first.drafted.tolist() == [1]
     assert drafts(policy, first, [0.5, 0.5], 0)[1:] == (True, True)  # the bar is lower here
 
 
