@@ -11,7 +11,7 @@ import pytest
 
 import command_line
 import test_loops
-from experiments import by_loop
+from experiments import by_loop, command
 from experiments.adaptive import race
 from pairs import TEXTS
 from specjax import devices, generate, loop, policies
@@ -24,7 +24,6 @@ from specjax.measure.speedup import measure_speedup
 from specjax.measure.stopwatch import Stopwatch
 from specjax.policies import Costs
 from specjax.sampling import Sampling
-from specjax.support import command_line as commands
 from specjax.tuning import fitting
 from specjax.tuning.job import Job
 from table_models import inputs_of, random_table
@@ -575,13 +574,13 @@ def test_static_loops_that_nothing_is_known_of():
 )
 def test_given(said, widths, shared):
     """γc + v + overhead; a policy pays for the smallest pass that holds its draft."""
-    assert commands.widths(said.split(","), 3) == widths
+    assert command.widths(said.split(","), 3) == widths
     made = by_loop.by_formula(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
     assert rounds(made["policies"]) == shared
     full = [by_loop.static_costs(made, gamma).round_times(gamma)[-1] for gamma in (1, 2, 3)]
     assert full == close([1.5, 1.8, 2.1])
     with pytest.raises(ValueError, match="--widths=1,x"):
-        commands.widths(["1", "x"], 3)
+        command.widths(["1", "x"], 3)
 
 
 # --- costs for those who give none ------------------------------------------------------------
