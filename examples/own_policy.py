@@ -28,7 +28,7 @@ class Patient(Policy):
 
     def update(self, state, round_):
         """The state after a round; rows that had finished keep theirs."""
-        bad = round_.accepted < round_.drafted
+        bad = round_.accepted < round_.verified
         return jnp.where(round_.active, jnp.where(bad, state + 1, 0), state)
 
 

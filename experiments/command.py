@@ -66,6 +66,17 @@ def fill(
     return [row for cell in cells for row in rows_of(cell)]
 
 
+def widths(given: Sequence[str], gamma_max: int) -> list[int]:
+    """The widths of verify passes from a flag: all of 1 … γ_max, none, or those listed."""
+    if list(given) == ["all"]:
+        return list(range(1, gamma_max + 1))
+    if list(given) == ["none"]:
+        return []
+    if not all(width.isdecimal() and int(width) > 0 for width in given):
+        raise ValueError(f"--widths={','.join(given)} must be all, none or a list of numbers ≥ 1.")
+    return [int(width) for width in given]
+
+
 def console(width: int = 160) -> Console:
     """Make a console; a pipe has no width of its own, and 80 columns would cut the tables."""
     return Console(width=None if sys.stdout.isatty() else width, markup=False)

@@ -16,7 +16,7 @@ class Log(NamedTuple):
 
     written: Int[Array, " B"]  # rounds so far
     allowed: Int[Array, "B R"]  # the longest draft that the policy allowed
-    drafted: Int[Array, "B R"]
+    verified: Int[Array, "B R"]
     accepted: Int[Array, "B R"]  # drafted tokens in the output
     emitted: Int[Array, "B R"]
     tested: Int[Array, "B R"]  # drafted tokens up to the first rejection, or to the output's end
@@ -37,7 +37,7 @@ def write(log: Log, round_: Round) -> Log:
     written, *lines = log
     line = (
         round_.drafts.allowed,
-        round_.drafted,
+        round_.verified,
         round_.in_output,
         round_.emitted,
         # An output that ends inside the draft tests nothing after its last token, as in `commit`.
@@ -46,7 +46,7 @@ def write(log: Log, round_: Round) -> Log:
         round_.drafts.entropy,
     )
     rows = jnp.arange(len(written), dtype=jnp.int32)
-    at = jnp.where(round_.active, written, log.drafted.shape[1])  # past the end: dropped
+    at = jnp.where(round_.active, written, log.verified.shape[1])  # past the end: dropped
     put = [old.at[rows, at].set(new, mode="drop") for old, new in zip(lines, line, strict=True)]
     return Log(written + round_.active.astype(jnp.int32), *put)
 
@@ -58,7 +58,7 @@ def lines(log: Log, row: int) -> list[dict[str, Any]]:
       log: the log after the loop, on the host.
 
     Returns:
-      For each round: round (from 0), allowed, drafted, accepted, emitted, tested, and for each
+      For each round: round (from 0), allowed, verified, accepted, emitted, tested, and for each
       drafted token confidence, its probability in the drafter's belief, and entropy, in nats.
       Position i of the draft, from 0, was tested if i < tested, and accepted if i < accepted.
     """
@@ -66,13 +66,13 @@ def lines(log: Log, row: int) -> list[dict[str, Any]]:
     for number in range(int(log.written[row])):
         one = jax.tree.map(lambda field, at=number: np.asarray(field)[row, at], log[1:])
         *counts, logprob, entropy = one
-        drafted = slice(0, int(counts[1]))
+        verified = slice(0, int(counts[1]))
         found.append(
             {
                 "round": number,
                 **{name: int(count) for name, count in zip(Log._fields[1:-2], counts, strict=True)},
-                "confidence": np.exp(logprob[drafted]).astype(float).round(6).tolist(),
-                "entropy": entropy[drafted].astype(float).round(6).tolist(),
+                "confidence": np.exp(logprob[verified]).astype(float).round(6).tolist(),
+                "entropy": entropy[verified].astype(float).round(6).tolist(),
             }
         )
     return found

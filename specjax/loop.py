@@ -135,7 +135,7 @@ def admit(
       inputs: as wide as those that the other rows were started from.
       keys, max_new: see `start`.
     """
-    logged = 0 if state.log is None else state.log.drafted.shape[1]
+    logged = 0 if state.log is None else state.log.verified.shape[1]
     begun = partial(_start, method, buffer_len=state.tokens.shape[1], logged=logged)
     new = begun(inputs, keys, max_new)
 

@@ -11,14 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from specjax.support import renamed
+
 
 class Acceptance:
     """Acceptance of drafted tokens, from counts; the base of `Row` and `Summary`."""
 
-    drafted: int
+    verified: int
     accepted: int
     accepted_lengths: list[int]
     tested: list[int]
+    drafted, levels = renamed.refused("drafted"), renamed.refused("levels")
 
     @property
     def acceptance(self) -> list[float | None]:
@@ -61,8 +64,8 @@ class Acceptance:
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted tokens over drafted ones, those behind a rejection included; 0: no draft."""
-        return self.accepted / max(self.drafted, 1)
+        """Accepted tokens over verified ones, those behind a rejection included; 0: no draft."""
+        return self.accepted / max(self.verified, 1)
 
     @property
     def acceptance_histogram(self) -> list[int]:
@@ -89,8 +92,8 @@ class Row(Acceptance):
     text: str  # the text after the prompt, without special tokens
     tokens: list[int]  # without the prompt, EOS included
     target_calls: int
-    drafted: int  # tokens that were verified, in trees nodes
-    levels: int  # sequential calls of the drafter; more than `drafted` if a budget left some out
+    verified: int  # draft tokens that the target verified, in trees nodes
+    draft_calls: int  # of the drafter, one after another: in trees levels
     accepted: int
     accepted_lengths: list[int]  # rounds by accepted length, 0 … γ_max; autoregressive: [calls]
     tested: list[int]  # rounds in which draft position i was reached, 0 … γ_max−1
@@ -123,15 +126,14 @@ class Summary(Acceptance):
     outputs: int
     tokens: int  # accepted + corrections + bonus
     iterations: int  # target calls; prefill is not counted
-    drafted: int  # tokens that were verified, in trees nodes
-    levels: int  # sequential calls of the drafter; more than `drafted` if a budget left some out
+    verified: int  # draft tokens that the target verified, in trees nodes
+    draft_calls: int  # of the drafter, one after another: in trees levels
     accepted: int
     corrections: int  # the target's tokens in the place of rejected ones
     bonus: int  # the target's tokens after a fully accepted or empty draft
     accepted_lengths: list[int]  # rounds by accepted length, 0 … γ_max
     tested: list[int]  # rounds in which draft position i was reached, 0 … γ_max−1
-    exact: bool | None = True
-    """Whether the outputs keep the target's distribution. None: the rule does not say."""
+    exact: bool | None = True  # outputs keep the target's distribution; None: the rule is silent
 
     @property
     def tokens_per_iteration(self) -> float:
@@ -146,6 +148,7 @@ class Result:
     rows: list[Row]
     exact: bool | None = True
     """Whether the outputs keep the target's distribution; see `rules.exactness`."""
+    drafted = renamed.refused("drafted")
 
     @property
     def summary(self) -> Summary:
@@ -168,9 +171,9 @@ class Result:
         return np.array([row.target_calls for row in self.rows])
 
     @property
-    def drafted(self) -> np.ndarray:
-        """Drafted tokens that the target scored, for each row."""
-        return np.array([row.drafted for row in self.rows])
+    def verified(self) -> np.ndarray:
+        """Draft tokens that the target verified, for each row."""
+        return np.array([row.verified for row in self.rows])
 
     @property
     def accepted(self) -> np.ndarray:
@@ -210,8 +213,8 @@ def summarize(rows: Sequence[Row], exact: bool | None = True) -> Summary:
         outputs=len(rows),
         tokens=emitted,
         iterations=sum(row.target_calls for row in rows),
-        drafted=sum(row.drafted for row in rows),
-        levels=sum(row.levels for row in rows),
+        verified=sum(row.verified for row in rows),
+        draft_calls=sum(row.draft_calls for row in rows),
         accepted=accepted,
         corrections=corrections,
         bonus=emitted - accepted - corrections,
@@ -222,11 +225,7 @@ def summarize(rows: Sequence[Row], exact: bool | None = True) -> Summary:
 
 
 def acceptance_by_position(rows: Sequence[Row]) -> np.ndarray:
-    """P(position i is accepted | it was reached), for i = 1 … γ_max; NaN where it never was.
-
-    Each rate is conditional on all earlier positions being accepted. So these rates compare with
-    α, and accepted/drafted does not.
-    """
+    """P(position i is accepted | all before it were), i = 1 … γ_max; NaN where none was tested."""
     return np.array(summarize(rows).acceptance, float)
 
 

@@ -9,6 +9,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax.state import State, is_distribution, left
+from specjax.support import renamed
 
 
 class Drafts(NamedTuple):
@@ -100,14 +101,14 @@ class Round(NamedTuple):
 
     For a tree, entry i is about the node at depth i of the accepted path. `ratio` and `overlap` are
     the chance that one of its children is accepted, given the tokens. `belief_logprob` is that of
-    its children together, and `drafted` the depth.
+    its children together, and `verified` the depth.
 
     The fields from `drafts` on hold distributions and states of the models: enough to compute the
     round's probability. In replay these are None.
     """
 
     active: Bool[Array, " B"]  # False: the row had finished, learn nothing from it
-    drafted: Int[Array, " B"]
+    verified: Int[Array, " B"]  # draft tokens of the target's call
     accepted: Int[Array, " B"]  # before a cut at EOS; `in_output` counts what is left
     emitted: Int[Array, " B"]
     overlap: Float[Array, "B G"]  # float32, P(a token there is accepted): Σ min(target, draft)
@@ -117,9 +118,7 @@ class Round(NamedTuple):
     left: Int[Array, " B"]  # tokens that the row may still emit; 0: it has ended
     drafts: Drafts = _UNKNOWN
     target_logprobs: Float[Array, "B K V"] = _UNKNOWN  # before any noise is known, as in `drafts`
-    hidden: Float[Array, "B K E"] = (
-        _UNKNOWN  # the target's, after the last known token and each draft
-    )
+    hidden: Float[Array, "B K E"] = _UNKNOWN  # the target's, after the known token and each draft
     stop: Float[Array, "B K"] = _UNKNOWN  # P(exactly i drafted tokens are accepted)
     next_probs: Float[Array, "B V"] = _UNKNOWN
     next_token: Int[Array, " B"] = _UNKNOWN
@@ -134,8 +133,7 @@ class Round(NamedTuple):
 
     @property
     def tested(self) -> Bool[Array, "B G"]:
-        """Positions that were reached: all drafted tokens before them are in the output, and none
-        of these is an EOS."""
+        """Positions that were reached: all tokens before are in the output, and none is EOS."""
         slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
         reached = (slot <= self.accepted[:, None]) & (slot < self.emitted[:, None])
         return self.submitted & reached
@@ -158,12 +156,15 @@ class Round(NamedTuple):
         return self._replace(active=self.active & (self.emitted > self.accepted))
 
 
+Round.drafted = renamed.refused("drafted")  # type: ignore[attr-defined]  # it is no field
+
+
 def round_of(before: State, after: State, drafts: Drafts, verdict: Verdict) -> Round:
     """The round that led from one state to the next."""
     slot = jnp.arange(drafts.tokens.shape[1], dtype=jnp.int32)[None, :]
     return Round(
         active=~before.done,
-        drafted=drafts.length,
+        verified=drafts.length,
         emitted=after.length - before.length,
         belief_logprob=drafts.belief_logprob,
         submitted=slot < drafts.length[:, None],
@@ -192,7 +193,7 @@ def idle(gamma_max: int, rows: int) -> Round:
     none, nothing = jnp.zeros((rows,), jnp.int32), jnp.zeros((rows, gamma_max), jnp.float32)
     return Round(
         active=none == 0,
-        drafted=none,
+        verified=none,
         accepted=none,
         emitted=none + 1,
         overlap=nothing,

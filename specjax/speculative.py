@@ -101,7 +101,7 @@ def step(
 # --- Lines 1 to 3: sample γ guesses from the draft model -----------------------------------------
 
 
-class Turn(NamedTuple):
+class Chain(NamedTuple):
     """The carry of the loop over drafted tokens."""
 
     slot: Int[Array, ""]  # of the next token, from 0
@@ -138,41 +138,41 @@ def draft_chain(method, context, state, cap, dice, changed) -> tuple:
     `changed` holds empty drafts, the states of drafter and policy, and whether logits were finite.
     """
 
-    def more(turn):
-        return passes.runs(method.policy.fixed, jnp.any(turn.going), turn.slot < method.gamma_max)
+    def more(chain):
+        return passes.runs(method.policy.fixed, jnp.any(chain.going), chain.slot < method.gamma_max)
 
-    def again(turn):
-        last = turn.slot - 1
-        token = jax.lax.dynamic_index_in_dim(turn.drafts.tokens, last, 1, keepdims=False)
-        hidden, drafter = method.drafter.extend(token, state.length + last, context, turn.drafter)
-        return propose(method, state, cap, dice, hidden, turn._replace(drafter=drafter))
+    def again(chain):
+        last = chain.slot - 1
+        token = jax.lax.dynamic_index_in_dim(chain.drafts.tokens, last, 1, keepdims=False)
+        hidden, drafter = method.drafter.extend(token, state.length + last, context, chain.drafter)
+        return propose(method, state, cap, dice, hidden, chain._replace(drafter=drafter))
 
     drafts, drafter, policy, finite = changed
     known = state.tokens, state.length, context, drafter
     # With fixed lengths all rounds but a row's last draft, so the drafter never lags behind.
     hidden, drafter = method.drafter.begin(*known, lags=not method.policy.fixed)
-    turn = Turn(jnp.int32(0), cap > 0, drafts, drafter, policy, finite)
-    turn = jax.lax.while_loop(more, again, propose(method, state, cap, dice, hidden, turn))
-    return turn.drafts, turn.drafter, turn.policy, turn.finite
+    chain = Chain(jnp.int32(0), cap > 0, drafts, drafter, policy, finite)
+    chain = jax.lax.while_loop(more, again, propose(method, state, cap, dice, hidden, chain))
+    return chain.drafts, chain.drafter, chain.policy, chain.finite
 
 
-def propose(method, state, cap, dice, hidden: Any, turn: Turn) -> Turn:
+def propose(method, state, cap, dice, hidden: Any, chain: Chain) -> Chain:
     """Decide whether to draft a token, then draw it: the decision must not see the token."""
-    slot, policy = turn.slot, turn.policy
+    slot, policy = chain.slot, chain.policy
     proposed = method.proposal(hidden)
-    going = turn.going & proposed.proposes
-    finite = turn.finite & is_finite(proposed.logprobs, going)
+    going = chain.going & proposed.proposes
+    finite = chain.finite & is_finite(proposed.logprobs, going)
     seen = method.observation(slot, going, proposed, hidden)
     policy, more = method.policy.keep_drafting(policy, seen)
     going &= more
     noisy = method.rule.given_noise(proposed.logprobs, state.keys, state.length + slot)
     token = dice.draft(state, slot, noisy, proposed.best)
     logprob = at_tokens(proposed.belief, token).astype(jnp.float32)
-    drafts = turn.drafts.put(slot, proposed, going, token, logprob)
+    drafts = chain.drafts.put(slot, proposed, going, token, logprob)
     drafts = rated(method.policy, policy, drafts, slot)
     policy, more = method.policy.go_on(policy, going, logprob)
     going &= (drafts.length < cap) & more
-    return Turn(slot + 1, going, drafts, turn.drafter, policy, finite)
+    return Chain(slot + 1, going, drafts, chain.drafter, policy, finite)
 
 
 # --- Lines 4 to 9: run the target in parallel, determine the number of accepted guesses -----------
@@ -239,7 +239,7 @@ def conclude(
 ) -> tuple[State, Round]:
     """Commit the round's tokens, and update drafter and policy by the round."""
     tokens = drafts.tokens, drafts.length, verdict.accepted, verdict.next_token
-    after = commit(state, *tokens, method.eos_ids, submitted=(drafts.length, drafts.drawn))
+    after = commit(state, *tokens, method.eos_ids, work=(drafts.length, drafts.drawn))
     round_ = round_of(state, after, drafts, verdict)
     drafter = learn_from(method, after.tokens, state.length, round_, context, after.drafter)
     policy = method.policy.update(after.policy, round_)

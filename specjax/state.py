@@ -16,8 +16,8 @@ class Stats(struct.PyTreeNode):
     """Counts for each row. Tokens after EOS are not counted."""
 
     target_calls: Array  # [B] int32, verify passes while the row was active
-    drafted: Array  # [B] int32, drafted tokens that the target verified
-    levels: Array  # [B] int32, calls of the drafter: tokens drawn for a chain, levels of a tree
+    verified: Array  # [B] int32, draft tokens that the target verified, in trees nodes
+    draft_calls: Array  # [B] int32, of the drafter: tokens drawn for a chain, levels of a tree
     accepted: Array  # [B] int32, drafted tokens in the output
     emitted: Array  # [B] int32, tokens of the output, EOS included
     accepted_lengths: Array  # [B, γ_max+1] int32, rounds by accepted length
@@ -94,8 +94,8 @@ def begin(
         policy=policy,
         stats=Stats(
             target_calls=zeros,
-            drafted=zeros,
-            levels=zeros,
+            verified=zeros,
+            draft_calls=zeros,
             accepted=zeros,
             emitted=zeros,
             accepted_lengths=jnp.zeros((batch, gamma_max + 1), jnp.int32),
@@ -132,7 +132,7 @@ def commit(
     accepted: Int[Array, " B"],
     next_token: Int[Array, " B"],
     eos_ids: Int[Array, " N"],
-    submitted: tuple[Int[Array, " B"], Int[Array, " B"]] | None = None,
+    work: tuple[Int[Array, " B"], Int[Array, " B"]] | None = None,
 ) -> State:
     """Append each row's accepted drafts and next token, up to the first EOS or its limit.
 
@@ -142,9 +142,9 @@ def commit(
     Args:
       drafts: for a tree, the accepted path.
       draft_len: submitted tokens, on the longest path.
-      submitted: for a tree, its submitted nodes and levels; for a chain both are draft_len.
+      work: verified tokens, in trees nodes, and calls of the drafter; None: both are draft_len.
     """
-    nodes, levels = submitted or (draft_len, draft_len)
+    verified, calls = work or (draft_len, draft_len)
     gamma = drafts.shape[1]
     slot = jnp.arange(gamma + 1, dtype=jnp.int32)[None, :]
     slot = jnp.broadcast_to(slot, (drafts.shape[0], gamma + 1))
@@ -176,8 +176,8 @@ def commit(
         rounds=state.rounds + active,
         stats=Stats(
             target_calls=stats.target_calls + active,
-            drafted=stats.drafted + active * nodes,
-            levels=stats.levels + active * levels,
+            verified=stats.verified + active * verified,
+            draft_calls=stats.draft_calls + active * calls,
             accepted=stats.accepted + active * kept,
             emitted=stats.emitted + gained,
             accepted_lengths=stats.accepted_lengths

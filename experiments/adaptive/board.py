@@ -20,13 +20,13 @@ LEGEND = (
     "decode the same outputs and meet the same rejections. fastest: the same by the fastest repeat "
     "of each call, where the median counts elsewhere. Every other repeat chose the best γ and "
     "the best policy, and all figures are of the rest. end to end: with the encoder and prefill. "
-    "τ: tokens per target call. target, draft: calls of either model; drafted: tokens that were "
-    "submitted. predicted: the speedup of these very rounds by the mean of the costs that were "
-    "measured before the race, which policies were given, and of those behind it; and what the "
-    "clock showed beyond it. replay: the same for many more outputs. oracle: the best length in "
-    "every round and the best loop for every output, at these costs, which no policy can exceed "
-    "in replay. closed: the share of the time between the best static γ and the oracle that is "
-    "saved, by the clock and in replay; – where all of it is no more than the noise."
+    "τ: tokens per target call. target, draft: calls of either model; verified: draft tokens "
+    "that the target verified. predicted: the speedup of these very rounds by the mean of the "
+    "costs that were measured before the race, which policies were given, and of those behind it; "
+    "and what the clock showed beyond it. replay: the same for many more outputs. oracle: the best "
+    "length in every round and the best loop for every output, at these costs, which no policy can "
+    "exceed in replay. closed: the share of the time between the best static γ and the oracle that "
+    "is saved, by the clock and in replay; – where all of it is no more than the noise."
 )
 
 
@@ -253,7 +253,7 @@ def one_race(race: Sequence[Row]) -> Section:
         *report.acceptance(race),
         ("target", lambda row: str(row["target_calls"])),
         ("draft", lambda row: str(row["draft_calls"])),
-        ("drafted", lambda row: str(row["drafted"])),
+        ("verified", lambda row: str(row["verified"])),
         ("predicted", lambda row: f"{row['predicted']:.2f} ({off(row):+.0%})"),
         ("replay", lambda row: number(row["replayed_speedup"])),
         ("closed", lambda row: percent(row["closed_timed"])),

@@ -410,7 +410,7 @@ def counts(timed: Comparison, name: str) -> dict[str, Any]:
         "tokens": found.tokens,
         "target_calls": found.iterations,
         "draft_calls": sum(timed.notes[name]),
-        "drafted": found.drafted,
+        "verified": found.verified,
         "accepted": found.accepted,
         **found.acceptance_fields(),
     }

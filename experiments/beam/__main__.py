@@ -42,12 +42,12 @@ WIDTH = 4  # w, unless flags say otherwise; so are the next two
 DRAFT_WIDTHS = (4, 8, 16)  # u
 GAMMAS = (2, 4, 8)
 BATCH = 8  # inputs of a family at once
-FIELDS = ("target_calls", "steps", "drafted", "kept", "evaluations")
+FIELDS = ("target_calls", "steps", "verified", "kept", "evaluations")
 COLUMNS: tuple[report.Column, ...] = (
     ("draft", lambda row: row["draft"]),
     ("u", lambda row: f"{row['draft_width']}"),
     ("γ", lambda row: f"{row['gamma']}"),
-    ("kept", lambda row: f"{row['kept'] / max(row['drafted'], 1):.2f}"),
+    ("kept", lambda row: f"{row['kept'] / max(row['verified'], 1):.2f}"),
     ("steps a call", lambda row: f"{row['steps'] / row['target_calls']:.2f}"),
     ("scored a call", lambda row: f"{row['evaluations'] / row['target_calls']:.1f}"),
     ("scored a step, × plain", lambda row: f"{ratio(row):.1f}"),
@@ -162,19 +162,11 @@ def family(
     for name in config.drafts:
         draft = checkpoints.load(name, dtype=precision["dtype"])
         for width, draft_width, gamma in sizes:
-            found = beam_search(
-                target,
-                draft,
-                texts,
-                width=width,
-                draft_width=draft_width,
-                gamma=gamma,
-                max_new_tokens=limit,
-                batch_size=BATCH,
-            )
+            own: dict[str, Any] = shape(width, draft_width, gamma)
+            found = beam_search(target, draft, texts, **own, max_new_tokens=limit, batch_size=BATCH)
             yield {
                 "draft": pathlib.PurePath(name).name,
-                **shape(width, draft_width, gamma),
+                **own,
                 **totals(found),
                 **compare(*([row.hypotheses for row in rows] for rows in (plain[width], found))),
                 "dtype": provenance.dtype_of(target),

@@ -33,7 +33,7 @@ class BeamRow:
     hypotheses: list[Hypothesis]  # at most w; fewer if no more have a probability above 0
     target_calls: int
     steps: int
-    drafted: int
+    verified: int
     kept: int
     evaluations: int
     kept_lengths: list[int]

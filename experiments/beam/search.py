@@ -27,7 +27,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax.drafters.base import started
-from specjax.drafters.resizing import readable, resized
+from specjax.drafters.resizing import cut_or_pad, readable
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling, standardize
 from specjax.types import Cache, Context, Inputs, Model
@@ -66,9 +66,9 @@ class Stats(struct.PyTreeNode):
 
     target_calls: Array  # [B] int32
     steps: Array  # [B] int32, tokens by which the live beams grew
-    drafted: Array  # [B] int32, drafted steps within the budget
+    verified: Array  # [B] int32, drafted steps within the limit
     kept: Array  # [B] int32, steps that a drafted one made possible
-    evaluations: Array  # [B] int32, prefixes scored by the target: w + u · drafted in each call
+    evaluations: Array  # [B] int32, prefixes scored by the target: w + u · verified in each call
     kept_lengths: Array  # [B, γ+1] int32, rounds by number of kept steps
 
 
@@ -452,7 +452,7 @@ def _distribution(
     method: Beam, model: Model, hidden: Float[Array, "*batch E"]
 ) -> Float[Array, "*batch V"]:
     """Log-probabilities of either model, over the target's ids."""
-    return standardize(resized(model.logits(hidden), method.target.vocab_size), Sampling(1.0))
+    return standardize(cut_or_pad(model.logits(hidden), method.target.vocab_size), Sampling(1.0))
 
 
 def _readable(method: Beam, ids: Int[Array, "..."]) -> Int[Array, "..."]:
@@ -475,15 +475,15 @@ def _count(method: Beam, stats: Stats, old: Beams, new: Beams) -> Stats:
     """Add a round. Drafted steps past the limit are not counted, nor the rounds of done inputs."""
     alive = (~old.done).astype(jnp.int32)
     steps = new.length - old.length
-    drafted = alive * jnp.minimum(method.gamma, old.limit - old.length - 1)
+    verified = alive * jnp.minimum(method.gamma, old.limit - old.length - 1)
     kept = jnp.maximum(steps - 1, 0)
     slot = jnp.arange(method.gamma + 1, dtype=jnp.int32)
     return Stats(
         target_calls=stats.target_calls + alive,
         steps=stats.steps + steps,
-        drafted=stats.drafted + drafted,
+        verified=stats.verified + verified,
         kept=stats.kept + kept,
-        evaluations=stats.evaluations + alive * method.width + method.draft_width * drafted,
+        evaluations=stats.evaluations + alive * method.width + method.draft_width * verified,
         kept_lengths=stats.kept_lengths + alive * (slot == kept).astype(jnp.int32),
     )
 

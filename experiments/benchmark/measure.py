@@ -170,7 +170,7 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
     return {
         "autoregressive": _pace(case, ours, PLAIN, floor_ms),
         "silent": _pace(case, ours, SILENT, floor_ms),
-        "drafted": sum(row.drafted for one in ours for row in one.outputs(SILENT)),
+        "verified": sum(row.verified for one in ours for row in one.outputs(SILENT)),
         "keys": config.repeats * config.keys_per_repeat,
         **_speedup(ours, SILENT),
     }
@@ -179,11 +179,9 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
 def keys_of(config, repeat: int) -> range:
     """Numbers of the keys that a repeat decodes with: no two repeats share one, and the first
     repeat, which compiles, has one."""
-    return (
-        range(1)
-        if repeat == 0
-        else range((repeat - 1) * config.keys_per_repeat, repeat * config.keys_per_repeat)
-    )
+    if not repeat:
+        return range(1)
+    return range((repeat - 1) * config.keys_per_repeat, repeat * config.keys_per_repeat)
 
 
 def turn(
@@ -305,7 +303,7 @@ def _counts(case: Case, ours: Sequence[Comparison]) -> dict[str, Any]:
         "tau_low": float(low),
         "tau_high": float(high),
         "tau_rows": counts.tokens_per_iteration,
-        "gamma_mean": counts.drafted / counts.iterations,
+        "gamma_mean": counts.verified / counts.iterations,
         "alpha_seen": counts.mean_acceptance or 0.0,
         **counts.acceptance_fields(),
     }

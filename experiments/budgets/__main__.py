@@ -163,7 +163,7 @@ def measure(
             "positions": float(found.positions / found.rounds),
             "tokens": float(found.tokens / found.rounds),
             "calls": float(found.calls / found.rounds),
-            "accepted": float(found.accepted / jnp.maximum(found.drafted, 1)),
+            "accepted": float(found.accepted / jnp.maximum(found.verified, 1)),
             "draws": config.draws,
             "outputs": len(trace.texts) // 2,
             "sizes": list(times.positions),

@@ -43,8 +43,8 @@ def main_columns(rows: Rows) -> list[report.Column]:
     """Columns of the table of all figures; those that no row has are left out."""
     named = {
         "τ": "tau",
-        "drafted": "drafted",
         "verified": "verified",
+        "tested": "tested_per_token",
         "accepted": "accepted",
         "rejected": "rejected",
         "α": "alpha",
@@ -116,14 +116,11 @@ def reason(rows: Rows) -> str:
     clauses = []
     for draft in dict.fromkeys(row["draft"] for row in rows if row["draft"]):
         row = max((row for row in rows if row["draft"] == draft), key=speed)
-        round_, drafted, v = (
-            took[row["method"]],
-            row["drafted"] * row["tau"],
-            free.get(row["gamma"]),
-        )
+        round_, v = took[row["method"]], free.get(row["gamma"])
+        calls = row["verified"] * row["tau"]  # of the draft, in a round
         time = f"{'v = ' if row['free'] else ''}{round_:.2f} steps"
-        if v and drafted and not row["free"]:
-            time = f"{drafted:.1f}c + v = {time} (c = {max(round_ - v, 0) / drafted:.2f})"
+        if v and calls and not row["free"]:
+            time = f"{calls:.1f}c + v = {time} (c = {max(round_ - v, 0) / calls:.2f})"
         clauses.append(
             f"{row['method']}: {row['tau']:.2f} tokens (α = {row['alpha']:.2f}) for {time}"
         )

@@ -243,7 +243,7 @@ def counts(row: Row, plain: Row, *, text: bool) -> dict[str, Any]:
     Args:
       text: whether to keep the text too.
     """
-    kept = ("target_calls", "drafted", "levels", "accepted", "accepted_lengths", "tested")
+    kept = ("target_calls", "verified", "draft_calls", "accepted", "accepted_lengths", "tested")
     found = {"tokens": row.emitted, **{name: getattr(row, name) for name in kept}}
     found["same"] = row.tokens == plain.tokens
     return found | ({"text": row.text} if text else {})

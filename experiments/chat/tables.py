@@ -24,9 +24,9 @@ RESAMPLES = 1000
 WORDS = (
     "Methods decode the same prompts in turns; those of later turns hold plain decoding's answers. "
     "Prefill: seconds per input, all turns. τ: tokens per target call. Counts are per token of "
-    "output. Drafted: proposed by the draft, all of them scored by the target. Verified: those "
-    "that the rule reached, up to the first rejection. Accepted and rejected: the verified ones. "
-    "α: the accepted share of verified tokens and of rounds without a draft, which count as "
+    "output. Verified: draft tokens that the target scored. Tested: those of them that the rule "
+    "reached, up to the first rejection. Accepted and rejected: the tested ones. "
+    "α: the accepted share of tested tokens and of rounds without a draft, which count as "
     "rejections. Speedup: of the loops alone, per token, over the fastest plain decoding. End to "
     "end: the same with the prefill. / best γ: over the best static γ of the same draft, chosen on "
     "one half of the inputs and applied to the other, both ways. Oracle: a bound from costs. It "
@@ -261,7 +261,7 @@ def predicted(block: Block, name: str, costs: Costs) -> float | None:
     if facts["policy"] or not facts["draft"]:
         return None
     waited = [
-        [max(one[field] for one in outputs) for field in ("tokens", "target_calls", "levels")]
+        [max(one[field] for one in outputs) for field in ("tokens", "target_calls", "draft_calls")]
         for unit in block.units[name]
         for outputs in unit.turns
     ]
@@ -284,9 +284,9 @@ def figures(
     facts = block.facts[name]
     total = {
         field: sum(one[field] for one in outputs)
-        for field in ("tokens", "target_calls", "drafted", "accepted")
+        for field in ("tokens", "target_calls", "verified", "accepted")
     }
-    verified = sum(sum(one["tested"]) for one in outputs)
+    tested = sum(sum(one["tested"]) for one in outputs)
     idle = sum(one["target_calls"] - sum(one["tested"][:1]) for one in outputs)  # without a draft
     prefill = sum(unit.prefill for unit in some.units[name]) / len(each)
     whole = speedup(some, name, whole=True)
@@ -302,14 +302,14 @@ def figures(
         **{
             field: count / total["tokens"] if facts["draft"] else None
             for field, count in {
-                "drafted": total["drafted"],
-                "verified": verified,
+                "verified": total["verified"],
+                "tested_per_token": tested,
                 "accepted": total["accepted"],
-                "rejected": verified - total["accepted"],
+                "rejected": tested - total["accepted"],
             }.items()
         },
         "ms_per_token": 1e3 * per_token(some.units[name]),
-        "alpha": total["accepted"] / (verified + idle) if facts["draft"] else None,
+        "alpha": total["accepted"] / (tested + idle) if facts["draft"] else None,
         "prefill": None if np.isnan(prefill) else prefill,
         "speedup": speedup(some, name),
         "end_to_end": None if np.isnan(whole.value) else whole,

@@ -134,7 +134,7 @@ def given(args, gamma_max: int) -> dict[str, Costs]:
         raise ValueError(
             f"--verify={','.join(args.verify)}: give one number, or {gamma_max + 1} of them."
         )
-    widths = command_line.widths(args.widths, gamma_max)
+    widths = command.widths(args.widths, gamma_max)
     return by_loop.by_formula(
         args.c, np.resize(verify, gamma_max + 1).tolist(), args.overhead, widths
     )
@@ -143,15 +143,15 @@ def given(args, gamma_max: int) -> dict[str, Costs]:
 COLUMNS: list[report.Column] = [
     ("policy", lambda line: line["policy"]),
     ("τ", lambda line: f"{line['tau']:.2f}"),
-    ("drafted", lambda line: f"{line['drafted']:.2f}"),
+    ("verified", lambda line: f"{line['verified']:.2f}"),
     ("speedup", lambda line: f"{line['speedup']:.3f}"),
     ("of the best γ", lambda line: f"{line['of_best_static']:.3f}"),
     ("regret", lambda line: f"{line['regret']:.1%}"),
     ("gap closed", lambda line: "–" if line["closed"] is None else f"{line['closed']:.0%}"),
 ]
 LEGEND = (
-    "τ: tokens per target call. drafted: tokens per round. speedup: the time of plain decoding, by "
-    "that of the policy. of the best γ: the speedup, by that of the best constant. oracle: the "
+    "τ: tokens per target call. verified: tokens per round. speedup: the time of plain decoding, "
+    "by that of the policy. of the best γ: the speedup, by that of the best constant. oracle: the "
     "best length in every round and the best loop for every output, known beforehand. regret: time "
     "beyond the oracle's. gap closed: of the time between the best constant and the oracle."
 )

@@ -84,7 +84,7 @@ def outcome(found: Comparison) -> dict[str, Any]:
     gamma, texts = costs.gamma_max, counts.outputs
     return {
         "tau": counts.tokens_per_iteration,
-        "drafted": counts.drafted,
+        "verified": counts.verified,
         "accepted": counts.accepted,
         **counts.acceptance_fields(),
         "c": costs.c,

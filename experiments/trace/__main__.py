@@ -23,7 +23,6 @@ from experiments.reproduce.study import Study
 from specjax.measure import costing, report
 from specjax.measure.counting import Undecided
 from specjax.replay import rollouts
-from specjax.support import command_line
 from specjax.support.named import short
 
 GAMMA_MAX = 8  # where neither flag nor config says it
@@ -49,7 +48,7 @@ def main(config, workdir: pathlib.Path) -> None:
         raise ValueError(f"--gamma_max={gamma_max} and --inputs={args.inputs} must be ≥ 1.")
     with config.unlocked():
         config.trace = {"gamma_max": gamma_max, "inputs": args.inputs, "hidden": args.hidden}
-        config.trace.widths = command_line.widths(args.widths, gamma_max)
+        config.trace.widths = command.widths(args.widths, gamma_max)
     on = Study(config, study.open_results(workdir, config))
     rows = fill(on, workdir)
     report.show(command.console(), COLUMNS, rows, f"Rollouts of {gamma_max} tokens: {workdir}")

@@ -1,7 +1,7 @@
 """Checks that a draft fits a target: each id is the same token in both.
 
 The output's distribution is the target's with any draft over the target's ids
-(`drafters.resizing.over`). A draft that reads the ids as other tokens costs only speed: its
+(`drafters.resizing.resized`). A draft that reads the ids as other tokens costs only speed: its
 proposals are rarely accepted. So it is refused unless the user insists (`check_tokens=False`).
 """
 

@@ -10,13 +10,12 @@ A policy that weighs costs, such as goodput, has them measured first, and the fa
 decodes. With --tune=false it is an error. --settings=FILE takes gamma, tree, policy, costs and rule
 from a file of `specjax tune` instead, and measures nothing.
 
-With --config.compare=True both methods decode every input in turns, once the output is written.
-They are printed side by side: tokens, calls, acceptance, times and the speedup. For a tree
-`drafted` counts nodes, and levels have a count of their own.
+With --config.compare=True both methods then decode every input in turns. They are printed side by
+side: tokens (of a tree its nodes), calls of both models, acceptance, times and the speedup.
 
 With --config.rounds_file=FILE every round is a JSON line of that file, which
 pandas.read_json(FILE, lines=True) reads: input (its number), sample, round, allowed (the longest
-draft that the policy allowed), drafted, accepted, emitted, tested; and of each drafted token
+draft that the policy allowed), verified, accepted, emitted, tested; and of each drafted token
 confidence, its probability in the draft's belief, and the belief's entropy in nats. Position i of a
 draft, from 0, was tested if i < tested.
 
@@ -27,7 +26,7 @@ Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input
 batch_size rows takes the next input when it has ended.
 
 Output: a JSON line for each input and sample, in the input's order: input (of a chat its prompt),
-sample, output, tokens, target_calls, drafted, accepted, accepted_lengths (rounds by accepted
+sample, output, tokens, target_calls, verified, accepted, accepted_lengths (rounds by accepted
 tokens, 0 … gamma), tested (rounds by position in the draft that was reached), and of these
 acceptance_by_position, P(accepted | all before it were), and mean_acceptance. Sums of
 accepted_lengths and tested give both over many outputs. The same command, with the same inputs and
@@ -216,7 +215,7 @@ def decode_texts(
         resumes=to_file,
     )
     for row in bar:
-        counts += 1, row.emitted, row.target_calls, row.drafted, row.levels
+        counts += 1, row.emitted, row.target_calls, row.verified, row.draft_calls
         lengths, tested = lengths + row.accepted_lengths, tested + row.tested
         record = lines.of(row)
         if log:

@@ -84,7 +84,7 @@ class Lines:
             "output": row.text,
             "tokens": row.tokens,
             "target_calls": row.target_calls,
-            "drafted": row.drafted,
+            "verified": row.verified,
             "accepted": row.accepted,
             "accepted_lengths": row.accepted_lengths,
             "tested": row.tested,

@@ -35,8 +35,8 @@ def took(
     outputs: int,
     tokens: int,
     calls: int,
-    drafted: int,
-    levels: int,
+    verified: int,
+    draft_calls: int,
 ) -> str:
     """Describe counts and rates of a run, in a sentence.
 
@@ -47,10 +47,11 @@ def took(
     if not outputs:
         return f"All {before} outputs were there already."
     calls = max(calls, 1)
+    nodes, levels = verified / calls, draft_calls / calls
     return (
         f"{outputs} outputs{f', {before} were there already' if before else ''}: {tokens:,} tokens "
         f"in {calls:,} target calls, τ = {tokens / calls:.2f}"
-        + (f", {drafted / calls:.1f} nodes in {levels / calls:.1f} levels" * (drafted > levels))
+        + (f", {nodes:.1f} nodes in {levels:.1f} levels" * (nodes > levels))
         + f"; {seconds:.1f} s, {compiled:.1f} of them compiling; "
         f"{tokens / max(seconds - compiled, 1e-9):,.0f} tokens a second without compilation."
     )
@@ -84,8 +85,8 @@ def show(method: Method, found: timing.Comparison, file: TextIO) -> None:
         row("tokens", lambda count, _: f"{count.tokens:,}"),
         row("target calls", lambda count, _: f"{count.iterations:,}"),
         row("tokens per target call", lambda count, _: f"{count.tokens_per_iteration:.2f}"),
-        row("drafted", lambda count, _: f"{count.drafted:,}"),
-        *([row("in levels", lambda count, _: f"{count.levels:,}")] if tree else []),
+        row("verified", lambda count, _: f"{count.verified:,}"),
+        *([row("draft calls", lambda count, _: f"{count.draft_calls:,}")] if tree else []),
         row("accepted", lambda count, _: f"{count.accepted:,}"),
         row("corrections", lambda count, _: f"{count.corrections:,}"),
         row("bonus", lambda count, name: f"{count.bonus:,}" if name != timing.PLAIN else "–"),

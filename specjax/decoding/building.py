@@ -12,7 +12,7 @@ from specjax.contracts import check_part
 from specjax.drafters import attached, sharing
 from specjax.drafters.abilities import branches, carries, seen_by
 from specjax.drafters.base import Drafter, ModelDrafter
-from specjax.drafters.resizing import over
+from specjax.drafters.resizing import resized
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
@@ -172,7 +172,7 @@ def pair(
         name = drafters.name_of(draft)
         size = whole(f"{name}.vocab_size", draft.vocab_size, "[1, ∞)")
         check_ids(name, size, target, check_tokens=check_tokens)
-    drafter = over(draft, target.model.vocab_size)
+    drafter = resized(draft, target.model.vocab_size)
     return seen_by(drafter, target.model), _beside(target, drafter)
 
 

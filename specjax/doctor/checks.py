@@ -324,9 +324,9 @@ def speedup(case: Case) -> Finding:
         return Finding("speedup", "skip", "the timings say nothing, see speed")
     method, costs = case.speculative(case.plan.sampling), case.costs
     gamma, counts = method.gamma_max, Result(case.rows).summary
-    levels = counts.levels / max(counts.iterations, 1)
+    draft_calls = counts.draft_calls / max(counts.iterations, 1)
     expected = formulas.walltime_speedup_from_tau(
-        counts.tokens_per_iteration, levels, costs.c, costs.v(gamma), 0.0
+        counts.tokens_per_iteration, draft_calls, costs.c, costs.v(gamma), 0.0
     )
     if method.branches:
         return verdicts.speedup(float(expected), gamma, gamma, _size(method))

@@ -13,7 +13,7 @@ from specjax.pytrees import pytree
 
 @pytree
 class Resized(Drafter):
-    """A drafter for a target with more or fewer ids. Made by `over`.
+    """A drafter for a target with more or fewer ids. Made by `resized`.
 
     Ids that the drafter lacks are never drafted; where the text has one, the drafter reads its own
     last id in that place. Ids that the target lacks are cut off.
@@ -57,7 +57,7 @@ class Resized(Drafter):
         return self.inner.extend(self._read(token), position, context, state)
 
     def logits(self, hidden):
-        return resized(self.inner.logits(hidden), self.vocab_size)
+        return cut_or_pad(self.inner.logits(hidden), self.vocab_size)
 
     def _read(self, ids: Int[Array, "..."]) -> Int[Array, "..."]:
         return readable(ids, self.inner.vocab_size)
@@ -69,13 +69,13 @@ class ResizedLearner(Resized):
 
     def learn(self, tokens, length, round_, judge, context, state):
         def judged(logits, **options):
-            return judge(resized(logits, self.vocab_size), **options)
+            return judge(cut_or_pad(logits, self.vocab_size), **options)
 
         known = self._read(tokens), length
         return abilities.learn(self.inner, *known, round_, judged, context, state)
 
 
-def over(drafter: Drafter, vocab_size: int) -> Drafter:
+def resized(drafter: Drafter, vocab_size: int) -> Drafter:
     """Resize a drafter's logits to `vocab_size` ids; unchanged if it has as many."""
     if drafter.vocab_size == vocab_size:
         return drafter
@@ -83,7 +83,7 @@ def over(drafter: Drafter, vocab_size: int) -> Drafter:
     return kind(drafter, vocab_size)
 
 
-def resized(logits: Float[Array, "*batch W"], vocab_size: int) -> Float[Array, "*batch V"]:
+def cut_or_pad(logits: Float[Array, "*batch W"], vocab_size: int) -> Float[Array, "*batch V"]:
     """Cut or pad logits to the first `vocab_size` ids: −inf for those that are missing."""
     room = vocab_size - logits.shape[-1]
     if room <= 0:

@@ -26,7 +26,7 @@ from specjax.drafters import attached, choices, loading, sharing
 from specjax.drafters.abilities import branches, is_free, learn, seen_by
 from specjax.drafters.base import Drafter, ModelDrafter, is_silent
 from specjax.drafters.choices import Choice, Evidence
-from specjax.drafters.resizing import over
+from specjax.drafters.resizing import resized
 from specjax.models.checkpoint import Checkpoint
 from specjax.pytrees import pytree
 from specjax.rounds import Round, where_active
@@ -129,7 +129,7 @@ class Switch(Drafter):
             own_round = round_._replace(active=round_.active & mine[:, i])
             states.append(learn(drafter, tokens, length, own_round, judge, its, before))
         choice = self.choice.update(state.choice, seen, round_.gamma_max)
-        drafted = mine & (round_.active & (round_.drafted > 0))[:, None]
+        drafted = mine & (round_.active & (round_.verified > 0))[:, None]
         return Switched(
             states=tuple(states),
             chosen=state.chosen,
@@ -258,7 +258,7 @@ def switch(
             named.check("drafter", loading.name_of(one), loaded, Drafter)
             attached.check_target(loaded, target)
             check_ids(loading.name_of(one), loaded.vocab_size, target, check_tokens=check_tokens)
-        made.append(over(loaded, size))
+        made.append(resized(loaded, size))
     more = [seen_by(drafter, target.model) is not target.model for drafter in made]
     if sum(more) > 1:
         raise ValueError(

@@ -285,7 +285,7 @@ def of_positions(watch: Stopwatch, method: Speculative, texts: Texts) -> Costs:
     made["one token"] = verifying(whole, 1)  # separates drafting from verifying
 
     def work(_, done: counting.Note) -> Work:
-        found: dict[Hashable, float] = {DRAFT: done.drafted}
+        found: dict[Hashable, float] = {DRAFT: done.draft_calls}
         for positions, count in enumerate(done.rounds or []):
             size = min(size for size in sizes if size >= positions)
             found[size] = found.get(size, 0.0) + count

@@ -59,7 +59,7 @@ class Always(Policy):
 
     def update(self, state, round_):
         lengths = jnp.arange(state.rounds_by_length.shape[1], dtype=jnp.int32)[None, :]
-        more = (jnp.max(round_.drafted) == lengths).astype(jnp.int32)
+        more = (jnp.max(round_.verified) == lengths).astype(jnp.int32)
         new = state._replace(rounds_by_length=state.rounds_by_length + more)
         own = self.policy.update(state.policy, round_)
         return where_active(round_, new, state)._replace(policy=own)
@@ -80,7 +80,7 @@ class Sized(Policy):
         return state, self.length
 
     def update(self, state, round_):
-        positions = jnp.sum(jnp.where(round_.active, round_.drafted + 1, 0))
+        positions = jnp.sum(jnp.where(round_.active, round_.verified + 1, 0))
         sizes = jnp.arange(state.shape[1], dtype=jnp.int32)
         return where_active(round_, state + (sizes == positions)[None, :].astype(jnp.int32), state)
 
@@ -89,7 +89,7 @@ class Note(NamedTuple):
     """Counts of one batch, those of rounds in the row that had the most."""
 
     calls: int  # of the target
-    drafted: int  # calls of the drafter that gave a token
+    draft_calls: int  # that gave a token
     rounds: list[int] | None  # by drafted tokens, or by positions; None: not counted
     tokens: Int[np.ndarray, "2 B"]  # accepted and tested in each row, none behind an EOS
 
@@ -97,7 +97,7 @@ class Note(NamedTuple):
         """Rounds by drafted tokens: all but the last had room for `length` of them."""
         if self.rounds is not None or not length:
             return self.rounds or [self.calls]
-        full, left = divmod(self.drafted, length)
+        full, left = divmod(self.draft_calls, length)
         found = [0] * (length + 1)
         found[length] += full
         found[left] += left > 0
@@ -114,4 +114,4 @@ def note(state: State) -> Note:
     counts = own.rounds_by_length if isinstance(own, Counts) else own
     rounds = sharding.fetch(counts)[row].tolist() if isinstance(counts, Array) else None
     tokens = np.stack([stats.accepted, stats.tested.sum(axis=1)])
-    return Note(int(stats.target_calls[row]), int(stats.levels[row]), rounds, tokens)
+    return Note(int(stats.target_calls[row]), int(stats.draft_calls[row]), rounds, tokens)

@@ -97,12 +97,12 @@ def vllm(row: Row) -> dict[str, Any]:
         "acceptance_histogram": row.acceptance_histogram,
         "num_spec_steps": row.num_spec_steps,
         "num_accepted_draft_tokens": row.accepted,
-        "num_draft_tokens": row.drafted,
+        "num_draft_tokens": row.verified,
         "num_spec_tokens": len(row.tested),
     }
-    if steps := [line for line in row.rounds if line["drafted"]]:
+    if steps := [line for line in row.rounds if line["verified"]]:
         found["per_step_accepted"] = [line["accepted"] for line in steps]
-        found["per_step_drafted"] = [line["drafted"] for line in steps]
+        found["per_step_drafted"] = [line["verified"] for line in steps]
     return found
 
 

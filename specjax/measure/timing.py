@@ -102,9 +102,9 @@ class Comparison:
 
         An estimate by the costs of rounds: no clock is read within the loop.
         """
-        _, rounds, levels = (count * len(self.rows[SPECULATIVE]) for count in self._lasting())
+        _, rounds, draft_calls = (count * len(self.rows[SPECULATIVE]) for count in self._lasting())
         verify = self.costs.verify[-1] + self.costs.rest[-1]
-        return {"draft": levels * self.costs.draft.item(), "verify": rounds * verify.item()}
+        return {"draft": draft_calls * self.costs.draft.item(), "verify": rounds * verify.item()}
 
     def _lasting(self) -> list[float]:
         """Tokens, rounds and calls of the drafter that a batch waits for, means over batches.
@@ -113,7 +113,7 @@ class Comparison:
         draft: at least as long as the row that drafts most.
         """
         counts = [
-            [[row.emitted, row.target_calls, row.levels] for row in batch]
+            [[row.emitted, row.target_calls, row.draft_calls] for row in batch]
             for batch in self.rows[SPECULATIVE]
         ]
         return np.mean([np.max(batch, axis=0) for batch in counts], axis=0).tolist()

@@ -133,7 +133,7 @@ class Policy(Protocol):
         return jnp.bool_(True)
 
     def update(self, state: Any, round_: Round) -> Any:
-        """Update the state after a round, whose `drafted` are the verified tokens."""
+        """Update the state after a round."""
         return state
 
     def prefers_plain(self, gamma_max: int, rounds: int, rows: int = 1) -> bool:

@@ -192,7 +192,7 @@ class Costs:
         return spent / token - gamma * self.c - v
 
     def speedup(
-        self, gamma: int, tokens: float, rounds: float, drafted: float | None = None
+        self, gamma: int, tokens: float, rounds: float, draft_calls: float | None = None
     ) -> float | None:
         """Predicted speedup over plain decoding: τ/(γc + v + overhead), τ = tokens/rounds.
 
@@ -200,10 +200,10 @@ class Costs:
 
         Args:
           tokens, rounds: counts of an output; they share the fixed times of a call, if known.
-          drafted: tokens that its rounds drafted, if not γ in each: the budget or the drafter may
-            end a draft.
+          draft_calls: of its rounds, if not γ in each: the limit, the policy or the drafter may end
+            a draft.
         """
-        length = gamma if drafted is None else drafted / rounds
+        length = gamma if draft_calls is None else draft_calls / rounds
         lasts = length * self.c + self.v(gamma) + self.overhead(gamma, tokens, rounds)
         return tokens / rounds / lasts if lasts > 0 else None
 

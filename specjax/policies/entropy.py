@@ -44,7 +44,7 @@ class Bar(NamedTuple):
     """The bar for a distribution's estimated acceptance, and the rate that moves it."""
 
     bar: Float[Array, " B"]  # λ
-    rate: Float[Array, " B"]  # accepted over drafted, averaged
+    rate: Float[Array, " B"]  # accepted over verified, averaged
 
 
 @pytree
@@ -70,7 +70,7 @@ class AdaEdl(Policy):
         return state, seen.drafting & (1 - jnp.sqrt(self.scale * seen.entropy) >= state.bar)
 
     def update(self, state, round_):
-        rate = (state.rate + round_.accepted / jnp.maximum(round_.drafted, 1)) / 2
+        rate = (state.rate + round_.accepted / jnp.maximum(round_.verified, 1)) / 2
         fall = jnp.where(round_.accepted < round_.gamma_max, -0.01, 0.0)
         bar = state.bar + 0.1 * jnp.where(rate < self.goal, 0.01, fall)
         return where_active(round_.uncut, _if_drafted(round_, Bar(bar, rate), state), state)
@@ -78,7 +78,7 @@ class AdaEdl(Policy):
 
 def _if_drafted(round_, new: Bar, old: Bar) -> Bar:
     """Keep the rate of rounds without a draft, and lower λ, or it would block drafts for ever."""
-    none = round_.drafted == 0
+    none = round_.verified == 0
     return Bar(jnp.where(none, old.bar - 0.001, new.bar), jnp.where(none, old.rate, new.rate))
 
 

@@ -25,11 +25,11 @@ class Heuristic(Policy):
         return state, state
 
     def update(self, state, round_):
-        all_accepted = round_.accepted == round_.drafted
+        all_accepted = round_.accepted == round_.verified
         new = jnp.where(all_accepted, state + 2, jnp.maximum(state - 1, 1))
         # A round without a draft (at a row's end, or without a proposal) shows nothing, and neither
         # does one that an EOS cut short.
-        new = jnp.where(round_.drafted > 0, jnp.minimum(new, round_.gamma_max), state)
+        new = jnp.where(round_.verified > 0, jnp.minimum(new, round_.gamma_max), state)
         return where_active(round_.uncut, new, state)
 
 

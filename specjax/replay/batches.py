@@ -28,7 +28,7 @@ class Served(NamedTuple):
     tokens: Int[Array, ""]
     rounds: Int[Array, ""]
     positions: Int[Array, ""]  # of target calls, without those that fill a compiled size
-    drafted: Int[Array, ""]  # verified drafted tokens
+    verified: Int[Array, ""]  # draft tokens
     accepted: Int[Array, ""]  # of these in the output
     calls: Int[Array, ""]  # of the drafter
 
@@ -51,9 +51,9 @@ class Summing(RecordedDrafter):
         def total(x):
             return jnp.sum(jnp.where(round_.active, x, 0), dtype=jnp.int32)
 
-        positions = total(round_.drafted + 1)
+        positions = total(round_.verified + 1)
         time = self.times.exact(positions, state.calls)
-        sums = total(round_.emitted), jnp.int32(1), positions, total(round_.drafted)
+        sums = total(round_.emitted), jnp.int32(1), positions, total(round_.verified)
         new = Served(time, *sums, total(round_.in_output), state.calls)
         return jax.tree.map(jnp.add, state.counts, new)
 

@@ -35,14 +35,14 @@ from specjax.support import memory_maps
 
 
 class Replayed(NamedTuple):
-    """Rounds of each output, counted by drafted and accepted tokens; sums over draws."""
+    """Rounds of each output, counted by verified and accepted tokens; sums over draws."""
 
-    drafted: Int[Array, "*batch N G+1"]  # rounds that drafted 0 … γ_max tokens
+    verified: Int[Array, "*batch N G+1"]  # rounds that verified 0 … γ_max tokens
     accepted: Int[Array, "*batch N G+1"]  # rounds that kept 0 … γ_max of them
     refused: Int[Array, "*batch N"]  # drafter calls that yielded no token
     vain: Int[Array, "*batch N"]  # of these, first calls of a round, refused by the policy
     runs: Int[Array, "*batch N"]  # number of draws
-    trail: Int[Array, "*batch N T"]  # first draw: drafted by the round from there, or −1
+    trail: Int[Array, "*batch N T"]  # first draw: verified by the round from there, or −1
 
 
 @pytree
@@ -57,12 +57,12 @@ class Counting(RecordedDrafter):
         return Replayed(lengths, lengths, zeros, zeros, zeros + 1, unmarked)
 
     def count(self, round_, state):
-        found, drafted, row = state.counts, round_.drafted, state.row
+        found, drafted, row = state.counts, round_.verified, state.row
         room = self.recording.rollouts.budget[row.output] - row.begin - 1
         calls = jnp.where(jnp.minimum(room, round_.drafts.allowed) > 0, state.calls, 0)
         vain = (drafted == 0) & (calls > 0) & ~self.recording.silent(row.place(0))
         return Replayed(
-            _count(found.drafted, drafted),
+            _count(found.verified, drafted),
             _count(found.accepted, round_.in_output),
             found.refused + calls - drafted,
             found.vain + vain.astype(jnp.int32),
@@ -194,7 +194,7 @@ class Score(NamedTuple):
 
     speedup: Float[np.ndarray, "*S"]  # time of plain decoding over that of the policy
     tau: Float[np.ndarray, "*S"]  # tokens per target call
-    drafted: Float[np.ndarray, "*S"]  # tokens per round
+    verified: Float[np.ndarray, "*S"]  # tokens per round
 
 
 def score(replayed: Replayed, rollouts: Rollouts, costs: Costs) -> Score:
@@ -204,14 +204,14 @@ def score(replayed: Replayed, rollouts: Rollouts, costs: Costs) -> Score:
       ValueError: drafts longer than those that have a cost.
     """
     spent = times(replayed, costs).sum(axis=-1)
-    lengths = np.asarray(replayed.drafted, np.float64).sum(axis=-2)
+    lengths = np.asarray(replayed.verified, np.float64).sum(axis=-2)
     runs = np.asarray(replayed.runs, np.float64)
     tokens, calls = runs @ np.asarray(rollouts.emitted, np.float64), runs.sum(axis=-1)
     rounds = lengths.sum(axis=-1)
     return Score(
         speedup=(tokens * float(costs.token) + calls * float(costs.plain_call)) / spent,
         tau=tokens / rounds,
-        drafted=lengths @ np.arange(lengths.shape[-1]) / rounds,
+        verified=lengths @ np.arange(lengths.shape[-1]) / rounds,
     )
 
 
@@ -232,7 +232,7 @@ def times(replayed: Replayed, costs: Costs) -> Float[np.ndarray, "*S N"]:
     Raises:
       ValueError: drafts longer than those that have a cost.
     """
-    counts = np.asarray(replayed.drafted, np.float64)
+    counts = np.asarray(replayed.verified, np.float64)
     lengths, beyond = np.split(counts, [costs.gamma_max + 1], axis=-1)
     if beyond.any():
         raise ValueError(

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from absl import app, flags
@@ -32,8 +32,6 @@ def run(
     positional: int = 0,
 ) -> None:
     """Start a command. Errors that a user can correct print one line and no traceback.
-
-    For Ctrl-C and standard output see `framed`.
 
     Args:
       main: the command's function; its module has defined the flags.
@@ -94,10 +92,8 @@ def _run(main: Callable[[list[str]], Any], usage: str | None, config: str, posit
         if "--debug" in sys.argv or flags.FLAGS.is_parsed():
             raise
         # The message is quoted twice: ''gama'\nDid you mean "gamma" instead of "gama"?'
-        message = (
-            str(error.args[0] if error.args else error).replace("\\n", "\n").replace("\\'", "'")
-        )
-        name, *hint = (line.strip("\\'\"") for line in message.splitlines())
+        message = str(error.args[0] if error.args else error).replace("\\n", "\n")
+        name, *hint = (line.strip("\\'\"") for line in message.replace("\\'", "'").splitlines())
         fail(f"--config has no field {name!r}. {' '.join(hint)}".rstrip())
 
 
@@ -344,14 +340,3 @@ def check_apart(output: pathlib.Path, source: str, flag: str, of: str = "input")
         raise ValueError(
             f"--{flag} would write to {output}, which is the file of --{of}={source}: name another."
         )
-
-
-def widths(given: Sequence[str], gamma_max: int) -> list[int]:
-    """The widths of verify passes from a flag: all of 1 … γ_max, none, or those listed."""
-    if list(given) == ["all"]:
-        return list(range(1, gamma_max + 1))
-    if list(given) == ["none"]:
-        return []
-    if not all(width.isdecimal() and int(width) > 0 for width in given):
-        raise ValueError(f"--widths={','.join(given)} must be all, none or a list of numbers ≥ 1.")
-    return [int(width) for width in given]

@@ -5,8 +5,6 @@ own program may. Settings of the user stay as they are:
 
 - another place: `JAX_COMPILATION_CACHE_DIR=DIR`, or `jax_compilation_cache_dir` of `jax.config`;
 - off: `JAX_ENABLE_COMPILATION_CACHE=false`, or `jax_enable_compilation_cache`.
-
-Both variables are JAX's own.
 """
 
 import os

@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import IO, Any
 
+from specjax.support import renamed
+
 
 def decode(data: bytes, name: str | os.PathLike) -> str:
     """Decode a UTF-8 file, without the byte-order mark that Windows' editors write.
@@ -281,7 +283,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def json_objects(
-    data: bytes, name: str | os.PathLike, way_out: str
+    data: bytes, name: str | os.PathLike, way_out: str, made: Callable[..., Any] | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Parse a file of JSON lines, each an object; blank lines are skipped.
 
@@ -290,6 +292,7 @@ def json_objects(
     Args:
       name: of the file, for errors.
       way_out: the remedy, for errors.
+      made: maps each object of a line, inner ones first.
 
     Raises:
       ValueError: the file is not UTF-8, or a line is not a JSON object.
@@ -300,7 +303,7 @@ def json_objects(
             continue
         place = f"{name}, line {number}"
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_hook=made)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{place}: not JSON ({error}): {line[:60]!r}. {way_out}") from None
         if not isinstance(row, dict):
@@ -327,7 +330,8 @@ def write_rows(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
     """Read the complete lines of a JSON-lines file; none if there is no such file.
 
-    A last line that is not complete is left out: its writer is at work or was killed.
+    A last line that is not complete is left out: its writer is at work or was killed. Fields of
+    earlier versions get their names of today.
 
     Raises:
       ValueError: a line is not a JSON object.
@@ -362,7 +366,7 @@ def _whole_lines(path: pathlib.Path) -> bytes:
 
 def _parsed(path: pathlib.Path, lines: bytes) -> list[dict[str, Any]]:
     way_out = "It is not a file of rows: move it away, or name another one."
-    return [row for _, row in json_objects(lines, path, way_out)]
+    return [row for _, row in json_objects(lines, path, way_out, renamed.fields)]
 
 
 class Rows:

@@ -36,9 +36,7 @@ def insistent() -> Iterator[None]:
     read, write = os.pipe()
     os.set_blocking(write, False)
     unraisable = sys.unraisablehook
-    sys.unraisablehook = lambda lost: (
-        None if lost.exc_type is KeyboardInterrupt else unraisable(lost)
-    )
+    sys.unraisablehook = lambda one: None if one.exc_type is KeyboardInterrupt else unraisable(one)
     watch = threading.Thread(target=_watch, args=(read,), daemon=True)
     watch.start()
     before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, get_args
+from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -12,6 +12,7 @@ ARGUMENTS = {  # old ones, and what they are now
     "budget": "policy", "sizes": "passes", "widths": "passes",
     "samples": "num_samples", "rounds": "log_rounds", "carry": "carry_state",
 }  # fmt: skip
+FIELDS = {"drafted": "verified", "levels": "draft_calls"}  # of rows, results and rounds
 MOVED = {
     f"policy {name}": f"'experiments.adaptive.policies:{name}', in a checkout of the repository"
     for name in ["average", "exp3", "first_descent", "gammatune", "head", "hedge", "tapout", "ucb"]
@@ -33,3 +34,17 @@ def refuses(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return called
+
+
+def fields(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a file, whose old fields get their names of today."""
+    return {FIELDS.get(name, name): value for name, value in row.items()}
+
+
+def refused(name: str) -> property:
+    """Make a property for an old field, which is refused with the way out."""
+
+    def refuse(self: Any) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} has no {name}: read {FIELDS[name]}.")
+
+    return property(refuse)

@@ -46,7 +46,7 @@ class Varying(Policy):
         return state, (state * 7) % 4
 
     def update(self, state, round_):
-        new = (state * 3 + round_.accepted * 5 + round_.drafted + 1) % 11
+        new = (state * 3 + round_.accepted * 5 + round_.verified + 1) % 11
         return jnp.where(round_.active, new, state)
 
 

@@ -192,7 +192,7 @@ def conclude(
     count = jnp.sum(nodes.submitted, axis=1, dtype=jnp.int32)
     deepest = jnp.max(jnp.where(nodes.submitted, nodes.depth[:, 1:], 0), axis=1)
     gained = taken(tokens, path), tested, accepted, verdict.next_token
-    after = commit(state, *gained, method.eos_ids, submitted=(count, deepest))
+    after = commit(state, *gained, method.eos_ids, work=(count, deepest))
     seen = jnp.pad(path, ((0, 0), (1, 0)))  # the root, and the path to the last accepted node
     hidden = taken(verdict.hidden, seen)
     slot = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
@@ -202,7 +202,7 @@ def conclude(
     del known["path"]
     round_ = Round(
         active=~state.done,
-        drafted=deepest,
+        verified=deepest,
         emitted=after.length - state.length,
         overlap=ratio,
         ratio=ratio,

@@ -45,9 +45,9 @@ def test_at_temperature_0_replay_is_the_real_batch(known, policy):
     stats = jax.tree.map(np.sum, state.stats)
     assert int(found.tokens) == stats.emitted == int(jnp.sum(trace.emitted))
     assert int(found.rounds) == int(jnp.max(state.rounds))
-    assert int(found.drafted) == stats.drafted
+    assert int(found.verified) == stats.verified
     assert int(found.accepted) == stats.accepted
-    assert int(found.positions) == stats.drafted + stats.target_calls
+    assert int(found.positions) == stats.verified + stats.target_calls
 
 
 def test_time_by_hand(known):
@@ -56,7 +56,7 @@ def test_time_by_hand(known):
     found = serve(by_batch_size({1: 0}), trace, TIMES, KEYS, rows=ROWS)
     rounds = int(jnp.max(trace.emitted))
     assert int(found.rounds) == rounds
-    assert int(found.calls) == int(found.drafted) == 0
+    assert int(found.calls) == int(found.verified) == 0
     assert float(found.time) == pytest.approx(1.05 * rounds)
     assert float(found.rate) == pytest.approx(int(jnp.sum(trace.emitted)) / (1.05 * rounds))
 
@@ -82,6 +82,6 @@ def test_the_oracle_verifies_what_is_accepted_alone(known):
     run = {"rows": ROWS}
     found = serve(Oracle(TIMES), trace, TIMES, KEYS, **run)
     plain = serve(by_batch_size({1: 0}), trace, TIMES, KEYS, **run)
-    assert int(found.drafted) == int(found.accepted) > 0
+    assert int(found.verified) == int(found.accepted) > 0
     assert int(found.tokens) == int(plain.tokens)
     assert float(found.rate) > float(plain.rate)

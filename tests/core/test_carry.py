@@ -159,13 +159,13 @@ def test_a_useless_drafter_is_found_out_once(pair, useless):
     for size in (1, 3):
         fresh, carried = decode(batch_size=size), decode(batch_size=size, carry_state=True)
         assert carried.tokens == fresh.tokens
-        assert carried.drafted[:size].tolist() == fresh.drafted[:size].tolist()
-        long = fresh.drafted[size:] >= 3  # outputs that do not end at once
+        assert carried.verified[:size].tolist() == fresh.verified[:size].tolist()
+        long = fresh.verified[size:] >= 3  # outputs that do not end at once
         assert np.sum(long) >= 3
-        assert np.all(carried.drafted[size:][long] < fresh.drafted[size:][long])
+        assert np.all(carried.verified[size:][long] < fresh.verified[size:][long])
     logged = decode(batch_size=3, carry_state=True, log_rounds=True)
-    assert (logged.tokens, logged.drafted.tolist()) == (carried.tokens, carried.drafted.tolist())
-    assert sum(line["drafted"] for line in logged.rounds) == carried.drafted.sum()
+    assert (logged.tokens, logged.verified.tolist()) == (carried.tokens, carried.verified.tolist())
+    assert sum(line["verified"] for line in logged.rounds) == carried.verified.sum()
 
 
 def test_nothing_to_carry_over(pair):

@@ -130,7 +130,7 @@ def test_units():
     found = Costs(1.0, [2.0, 2.5, 3.0], rest=3.0, token=2.0)
     assert (found.c, found.v(2), found.overhead(2)) == (0.5, 1.5, 1.5)
     assert found.speedup(2, 8, 4) == 0.5
-    assert found.speedup(2, 8, 4, drafted=4) == 2 / 3.5
+    assert found.speedup(2, 8, 4, draft_calls=4) == 2 / 3.5
     lost = dataclasses.replace(found, rest=found.rest - 9)
     assert lost.overhead(2) == -3  # raw
     assert lost.speedup(2, 8, 4) is None

@@ -11,7 +11,7 @@ import pytest
 
 import command_line
 import test_loops
-from experiments import by_loop
+from experiments import by_loop, command
 from experiments.adaptive import race
 from pairs import TEXTS
 from specjax import devices, generate, loop, policies
@@ -24,7 +24,6 @@ from specjax.measure.speedup import measure_speedup
 from specjax.measure.stopwatch import Stopwatch
 from specjax.policies import Costs
 from specjax.sampling import Sampling
-from specjax.support import command_line as commands
 from specjax.tuning import fitting
 from specjax.tuning.job import Job
 from table_models import inputs_of, random_table
@@ -348,7 +347,7 @@ def test_always_counts_its_rounds():
         state = test_loops.run(method, inputs_of([[1, 0], [2, 1]]), [30, 7])
         counts = state.policy.rounds_by_length
         assert counts.sum(1).tolist() == state.stats.target_calls.tolist()
-        lasted = counts @ np.arange(4) - state.stats.drafted
+        lasted = counts @ np.arange(4) - state.stats.verified
         assert lasted[0] == 0 <= lasted[1]
         assert counts[:, n + 1 :].sum() == 0
         assert counts[0, n] >= counts[0].sum() - n
@@ -362,7 +361,7 @@ def test_always_counts_its_rounds():
         test_loops.run(by, inputs_of([[1, 0], [2, 1]]), [30, 30]) for by in (refusing, watched)
     )
     assert loop.decode._cache_size() == before + 2  # that which counts is another
-    assert state.stats.drafted.tolist() == [0, 0]
+    assert state.stats.verified.tolist() == [0, 0]
     assert state.stats.target_calls.tolist() == [30, 30]
     assert state.policy.rounds_by_length[:, 0].tolist() == [30, 30]
     assert called.drafter[1] == 29  # there is no room behind the last token
@@ -399,7 +398,7 @@ def test_a_policy_decides_and_is_not_followed():
     )
     jax.tree.map(np.testing.assert_array_equal, told[-1].stats, free.stats)
     jax.tree.map(np.testing.assert_array_equal, told[-1].policy.policy, free.policy)
-    assert told[0].stats.drafted.tolist() == [0, 0]
+    assert told[0].stats.verified.tolist() == [0, 0]
     assert told[3].policy.rounds_by_length[:, 1:3].sum() <= 2  # at the end
     for state in (told[-1], told[3]):
         tested = state.policy.policy.evidence.lasting.tested
@@ -446,13 +445,13 @@ def test_what_is_timed(pair, monkeypatch):
     assert accepted.tolist() == [row.accepted for row in real.rows]
     rejected = [0, 0, 0]
     for round_ in real.rounds:
-        rejected[round_["input"]] += round_["accepted"] < round_["drafted"]
+        rejected[round_["input"]] += round_["accepted"] < round_["verified"]
     assert (tested - accepted).tolist() == rejected
     real = generate(pair.target, pair.draft, TEXTS[:2], max_new_tokens=12, gamma=2)
     for work, row in zip(works[-10:-8], real.rows, strict=True):
         rounds = {kind: n for kind, n in work.items() if kind != CALL}
         assert sum(rounds.values()) == row.target_calls
-        assert sum(k * n for (_, k), n in rounds.items()) == row.drafted
+        assert sum(k * n for (_, k), n in rounds.items()) == row.verified
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -504,7 +503,7 @@ def test_policies_read_ratios_alone(name):
         method = test_loops.method_of(*two, policy=dataclasses.replace(policy, costs=told),
                                       chosen=Sampling(1.0))  # fmt: skip
         state = test_loops.run(method, inputs_of([[1, 0], [2, 1]]), 40)
-        found.append((state.tokens.tolist(), state.stats.drafted.tolist()))
+        found.append((state.tokens.tolist(), state.stats.verified.tolist()))
     assert found[0] == found[1]
 
 
@@ -575,13 +574,13 @@ def test_static_loops_that_nothing_is_known_of():
 )
 def test_given(said, widths, shared):
     """γc + v + overhead; a policy pays for the smallest pass that holds its draft."""
-    assert commands.widths(said.split(","), 3) == widths
+    assert command.widths(said.split(","), 3) == widths
     made = by_loop.by_formula(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
     assert rounds(made["policies"]) == shared
     full = [by_loop.static_costs(made, gamma).round_times(gamma)[-1] for gamma in (1, 2, 3)]
     assert full == close([1.5, 1.8, 2.1])
     with pytest.raises(ValueError, match="--widths=1,x"):
-        commands.widths(["1", "x"], 3)
+        command.widths(["1", "x"], 3)
 
 
 # --- costs for those who give none ------------------------------------------------------------

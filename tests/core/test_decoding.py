@@ -56,21 +56,21 @@ def check(result, gamma=None):
         assert row.text == pairs.make_tokenizer().decode(row.tokens, skip_special_tokens=True)
         histogram = np.array(row.accepted_lengths)
         assert histogram.sum() == row.target_calls
-        assert histogram @ np.arange(len(histogram)) == row.accepted <= row.drafted
+        assert histogram @ np.arange(len(histogram)) == row.accepted <= row.verified
         # Each call adds a token of the target's own, unless a draft was the end.
         assert row.emitted - row.accepted - row.target_calls in ((0,) if gamma is None else (0, -1))
         if gamma is not None:
             assert len(histogram) == gamma + 1 == len(row.tested) + 1
             assert row.tested == sorted(row.tested, reverse=True)
             assert row.tested[0] <= row.target_calls
-            assert sum(row.tested) <= row.drafted <= gamma * row.target_calls
+            assert sum(row.tested) <= row.verified <= gamma * row.target_calls
 
 
 def test_without_a_draft(plain):
     check(plain)
     assert plain.texts == [row.text for row in plain.rows]
     assert np.array_equal(plain.target_calls, plain.emitted)
-    assert not plain.drafted.any()
+    assert not plain.verified.any()
     assert not plain.accepted.any()
     assert plain.accepted_lengths.tolist() == [[row.target_calls] for row in plain.rows]
     assert plain.block_efficiency == 1
@@ -83,7 +83,7 @@ def test_greedy_identity(pair, plain, gamma):
     check(result, gamma)
     assert result.tokens == plain.tokens
     assert result.texts == plain.texts
-    assert 0.1 < result.accepted.sum() / result.drafted.sum() < 0.9
+    assert 0.1 < result.accepted.sum() / result.verified.sum() < 0.9
     assert result.block_efficiency == plain.emitted.sum() / result.target_calls.sum() > 1
 
 
@@ -95,7 +95,7 @@ def test_the_target_as_its_own_draft(pair, plain):
     for row in result.rows:
         assert row.target_calls == math.ceil(row.emitted / 5)
         assert row.accepted == sum(row.tested)
-        assert row.accepted == row.drafted or row.tokens[-1] in EOS_IDS
+        assert row.accepted == row.verified or row.tokens[-1] in EOS_IDS
 
 
 def test_a_drafter_instead_of_a_checkpoint(pair, plain):
@@ -451,7 +451,7 @@ def test_summary(pair, name):
     found = result.summary
     assert found.tokens == found.accepted + found.corrections + found.bonus == sum(result.emitted)
     assert (found.outputs, found.iterations) == (8, result.target_calls.sum())
-    assert (found.drafted, found.accepted) == (result.drafted.sum(), result.accepted.sum())
+    assert (found.verified, found.accepted) == (result.verified.sum(), result.accepted.sum())
     assert found.tokens_per_iteration == result.block_efficiency
     assert len(found.acceptance) == 4
     if name == "twin":  # every draft is accepted to its end, or to the end of the output
@@ -466,7 +466,7 @@ def test_summary(pair, name):
 def test_summary_without_a_draft(plain):
     found = plain.summary
     assert found.tokens == found.bonus == found.iterations
-    assert (found.drafted, found.corrections, found.acceptance) == (0, 0, [])
+    assert (found.verified, found.corrections, found.acceptance) == (0, 0, [])
     assert specjax.Result([]).summary.tokens_per_iteration == 0
 
 

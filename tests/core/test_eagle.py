@@ -106,7 +106,7 @@ def disagreement(target, drafter, policy=None, method=None) -> float:
     method = method or method_of(target, drafter, policy=policy)
     begun = test_loops.begin(method, inputs_for(target), [9, 7, 8])
     tokens, stats, said, lengths = jax.device_get(run_and_ask(method, *begun))
-    assert 0 < stats.accepted.sum() < stats.drafted.sum()
+    assert 0 < stats.accepted.sum() < stats.verified.sum()
     rounds, rows = np.nonzero(lengths)
     assert len(rounds) > 9
     expected = expected_logits(target, drafter, tokens)[rows, lengths[rounds, rows] - 1]

@@ -142,7 +142,7 @@ def test_gumbel_tokens_are_those_of_plain_decoding(policy, double):
         if name != "hopeless":
             assert np.sum(stats.accepted) > 0
         if name == "same":  # what was drafted is kept, but for what an EOS cuts off
-            lost = np.asarray(stats.drafted - stats.accepted)
+            lost = np.asarray(stats.verified - stats.accepted)
             assert np.all(lost[np.asarray(stats.emitted) == BUDGET] == 0)
 
 
@@ -428,5 +428,5 @@ def test_plain_decoding_draws_as_a_round_without_a_draft():
     plain = autoregressive.Autoregressive(target, Sampling(1.0), jnp.int32([EOS]))
     state = loop.decode(plain, *loop.start(plain, *start, **room))
     silent = loop.decode(method, *loop.start(method, *start, **room))
-    assert np.sum(silent.stats.drafted) == 0
+    assert np.sum(silent.stats.verified) == 0
     np.testing.assert_array_equal(outputs_of(silent), outputs_of(state))

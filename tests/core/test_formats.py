@@ -30,16 +30,16 @@ def decoded(pair):
     )
 
 
-def row_of(lengths, tested, drafted, tokens=()) -> Row:
+def row_of(lengths, tested, verified, tokens=()) -> Row:
     accepted = sum(kept * count for kept, count in enumerate(lengths))
     calls = sum(lengths)
-    return Row(0, 0, "", list(tokens), calls, drafted, drafted, accepted, lengths, tested)
+    return Row(0, 0, "", list(tokens), calls, verified, verified, accepted, lengths, tested)
 
 
 def test_acceptance_by_hand():
     """γ = 2. Two calls without a draft; three drafts of two tokens, of which 0, 1 and 2 were kept;
     and one of one token, which was kept."""
-    row = row_of([3, 2, 1], [4, 2], drafted=7)
+    row = row_of([3, 2, 1], [4, 2], verified=7)
     assert (row.acceptance, row.mean_acceptance) == ([3 / 4, 1 / 2], 4 / 6)
     assert row.per_position_acceptance_rate == [3 / 4, 1 / 4]  # not conditional
     assert row.acceptance_histogram == [1, 2, 1]
@@ -52,19 +52,19 @@ def test_acceptance_by_hand():
 
 
 def test_acceptance_where_nothing_was_drafted():
-    row = row_of([5], [], drafted=0)
+    row = row_of([5], [], verified=0)
     assert (row.acceptance, row.mean_acceptance, row.acceptance_histogram) == ([], None, [0])
     found = row.mean_acceptance_length, row.draft_acceptance_rate, row.num_spec_steps
     assert found == (1.0, 0.0, 0)
-    assert summarize([]).acceptance_fields() == {
-        "acceptance_by_position": [],
-        "mean_acceptance": None,
-    }
+    none = {"acceptance_by_position": [], "mean_acceptance": None}
+    assert summarize([]).acceptance_fields() == none
+    with pytest.raises(AttributeError, match=r"Row has no levels: read draft_calls\."):
+        row.levels  # noqa: B018
 
 
 def test_vllms_own_example():
     """The response that vLLM's page on these metrics prints."""
-    row = dataclasses.replace(row_of([39, 1, 0, 3], [43, 4, 3], drafted=129))
+    row = dataclasses.replace(row_of([39, 1, 0, 3], [43, 4, 3], verified=129))
     assert formats.vllm(row) == {
         "mean_acceptance_length": 1.2325581395348837,
         "draft_acceptance_rate": 0.07751937984496124,
@@ -86,7 +86,7 @@ def test_fields_agree_with_the_rounds(decoded):
         assert found["acceptance_histogram"] == [accepted.count(kept) for kept in range(4)]
         assert found["mean_acceptance_length"] == 1 + sum(accepted) / len(accepted)
         assert found["draft_acceptance_rate"] == sum(accepted) / sum(drafted)
-    assert any(line["drafted"] == 0 for line in decoded.rounds)  # which does not count
+    assert any(line["verified"] == 0 for line in decoded.rounds)  # which does not count
 
 
 def spec_bench_figures(lines, category=""):
@@ -200,7 +200,7 @@ def test_policies_that_read_beliefs_are_refused():
     for name in ("gammatune", "ucb", "hedge"):
         replayed([policies[name]], steps)
     _, found = replayed([policies[name] for name in ("heuristic", "goodput")], steps)
-    assert (found.drafted.sum(axis=(1, 2)) > 0).all()
+    assert (found.verified.sum(axis=(1, 2)) > 0).all()
     with pytest.raises(ValueError, match=r"^AdaEdl reads entropy, and .* counts alone: "):
         replayed([policies["adaedl"]], steps)
     with pytest.raises(ValueError, match=r"^Lookahead reads logprob"):

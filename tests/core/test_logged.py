@@ -39,7 +39,7 @@ def test_lines_are_the_rounds(policy):
         _, allowed = policy.begin(state.policy, ~state.done, 3)
         state, round_ = step(method, contexts, state)
         for row in np.flatnonzero(round_.active):
-            count = int(round_.drafted[row])
+            count = int(round_.verified[row])
             emitted = int(round_.emitted[row])
             belief = np.asarray(round_.drafts.logprobs[row, :count])
             surprise = np.where(belief > -np.inf, -belief, 0)
@@ -47,7 +47,7 @@ def test_lines_are_the_rounds(policy):
                 {
                     "round": len(expected[row]),
                     "allowed": int(np.broadcast_to(allowed, (3,))[row]),
-                    "drafted": count,
+                    "verified": count,
                     "accepted": min(int(round_.accepted[row]), emitted),
                     "emitted": emitted,
                     "tested": min(int(round_.accepted[row]) + 1, emitted, count),
@@ -61,7 +61,7 @@ def test_lines_are_the_rounds(policy):
         for name in ("confidence", "entropy"):
             np.testing.assert_allclose(mine.pop(name), its.pop(name), atol=2e-6)
         assert mine == its
-    assert any(line["drafted"] for line in found)
+    assert any(line["verified"] for line in found)
 
 
 def test_generate(pair):
@@ -73,7 +73,7 @@ def test_generate(pair):
     assert (logged.tokens, plain.rounds) == (plain.tokens, [])
     for row in logged.rows:
         assert len(row.rounds) == row.target_calls
-        for name in ("drafted", "accepted", "emitted"):
+        for name in ("verified", "accepted", "emitted"):
             assert sum(line[name] for line in row.rounds) == getattr(row, name)
         tested = [sum(i < line["tested"] for line in row.rounds) for i in range(3)]
         assert tested == row.tested
@@ -91,7 +91,7 @@ def test_outputs_that_end_inside_a_draft(pair):
     result = specjax.generate(pair.target, pair.target, TEXTS, log_rounds=True, **options)
     lines = result.rounds
     assert all(line["tested"] == line["accepted"] for line in lines)
-    assert any(line["tested"] < line["drafted"] for line in lines)
+    assert any(line["tested"] < line["verified"] for line in lines)
     assert result.summary.acceptance == [1.0] * 4
 
 

@@ -114,7 +114,7 @@ def test_exact_tokens_of_rows_that_diverge():
     assert outputs(state, PROMPTS) == [[1, 2, 3, 4, 5, 6, 7], [3, 4, 5, 6, 7], [6, 7]]
     stats = state.stats
     assert stats.target_calls.tolist() == state.rounds.tolist() == [3, 3, 2]
-    assert stats.drafted.tolist() == [9, 9, 6]
+    assert stats.verified.tolist() == [9, 9, 6]
     assert stats.accepted.tolist() == [5, 3, 1]
     assert stats.emitted.tolist() == [7, 5, 2]
     assert stats.accepted_lengths.tolist() == [[0, 2, 0, 1], [0, 3, 0, 0], [1, 1, 0, 0]]
@@ -137,7 +137,7 @@ def test_budgets_end_inside_a_block():
     state = run(counting(eos_ids=NEVER), PROMPTS, [0, 1, 6])
     assert outputs(state, PROMPTS) == [[], [3], [6, 7, 0, 1, 2, 3]]
     assert state.stats.target_calls.tolist() == [0, 1, 3]
-    assert state.stats.drafted.tolist() == [0, 0, 6]
+    assert state.stats.verified.tolist() == [0, 0, 6]
     assert state.stats.accepted.tolist() == [0, 0, 3]
     assert state.stats.accepted_lengths.tolist() == [[0] * 4, [1, 0, 0, 0], [2, 0, 0, 1]]
     assert np.all(state.done)
@@ -150,7 +150,7 @@ def test_autoregressive_exact_tokens():
     assert outputs(state, PROMPTS) == [[1, 2, 3, 4, 5, 6, 7], [3, 4], []]
     assert state.stats.target_calls.tolist() == state.stats.emitted.tolist() == [7, 2, 0]
     assert state.stats.accepted_lengths.tolist() == [[7], [2], [0]]
-    assert not np.any(state.stats.drafted + state.stats.accepted)
+    assert not np.any(state.stats.verified + state.stats.accepted)
 
 
 # Logits that are not finite.
@@ -207,7 +207,7 @@ def check_commit(before, round_, after, eos_ids):
             lambda new, old, row=row: new[row] - old[row], after.stats, before.stats
         )
         assert change.target_calls == after.rounds[row] - before.rounds[row] == alive
-        assert change.drafted == alive * count
+        assert change.verified == alive * count
         assert change.accepted == alive * kept
         assert change.emitted == len(gained)
         assert np.array_equal(change.accepted_lengths, alive * (np.arange(gamma + 1) == kept))
@@ -400,7 +400,7 @@ def test_greedy_identity(gamma):
     inputs = translate(SOURCES)
     state = run(method, inputs, BUDGET)
     assert outputs(state, inputs) == greedy_tokens()
-    assert 0.1 < state.stats.accepted.sum() / state.stats.drafted.sum() < 0.9
+    assert 0.1 < state.stats.accepted.sum() / state.stats.verified.sum() < 0.9
 
 
 def test_greedy_identity_with_eos_and_budgets():
@@ -423,7 +423,7 @@ def test_perfect_draft(gamma):
     assert outputs(state, inputs) == greedy_tokens()
     calls = -(-BUDGET // (gamma + 1))
     assert set(state.stats.target_calls) == {calls}
-    assert set(state.stats.accepted) == set(state.stats.drafted) == {BUDGET - calls}
+    assert set(state.stats.accepted) == set(state.stats.verified) == {BUDGET - calls}
 
 
 @pytest.mark.parametrize("gamma", [1, 8])

@@ -14,7 +14,7 @@ from specjax.decoding import building
 from specjax.doctor import verdicts
 from specjax.drafters import ngram
 from specjax.drafters.base import ModelDrafter
-from specjax.drafters.resizing import Resized, ResizedLearner, over, resized
+from specjax.drafters.resizing import Resized, ResizedLearner, cut_or_pad, resized
 from specjax.drafters.switch import switch
 from specjax.measure.timing import PLAIN
 from specjax.replay import rollouts
@@ -31,7 +31,7 @@ def of(seed, size, **options):
 
 
 def test_ids_that_a_draft_lacks_are_not_proposed():
-    wide, narrow = (resized(jnp.zeros((2, 3)), size) for size in (5, 2))
+    wide, narrow = (cut_or_pad(jnp.zeros((2, 3)), size) for size in (5, 2))
     assert wide.tolist() == [[0, 0, 0, -jnp.inf, -jnp.inf]] * 2
     assert narrow.tolist() == [[0, 0]] * 2
 
@@ -104,8 +104,8 @@ def test_comparisons_decode_the_whole_target(bare):
 
 def test_as_many_ids_cost_nothing():
     drafter = ModelDrafter(random_table(1, 4, dtype=jnp.float32))
-    assert over(drafter, 4) is drafter
-    assert isinstance(over(drafter, 5), Resized)
+    assert resized(drafter, 4) is drafter
+    assert isinstance(resized(drafter, 5), Resized)
 
 
 @pytest.mark.sweep
@@ -130,10 +130,10 @@ def test_rollouts_of_a_drafter_of_fewer_ids(bare):
     run = {"gamma_max": 2, "sampling": Sampling(0.0), "max_new_tokens": 4, "key": jax.random.key(0)}
     trace = rollouts.record(target, draft, SOURCES[:1], tokens, **run)
     assert trace.emitted.tolist() == [len(tokens[0])]
-    several = over(switch([draft, ngram.PromptLookup(320)], target), 321)
+    several = resized(switch([draft, ngram.PromptLookup(320)], target), 321)
     assert isinstance(several, ResizedLearner)
     with pytest.raises(ValueError, match="learns from round to round"):
-        rollouts.record(target, over(several, 320), SOURCES[:1], tokens, **run)
+        rollouts.record(target, resized(several, 320), SOURCES[:1], tokens, **run)
 
 
 def test_the_doctor_counts_what_is_lost():

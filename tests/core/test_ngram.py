@@ -250,7 +250,7 @@ def test_lookup_ends_drafts_early():
     assert state.tokens[0, :11].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2]
     assert state.tokens[1, 5:15].tolist() == [1, 2, 3, 0, 1, 2, 3, 0, 1, 2]
     assert state.stats.target_calls.tolist() == [6, 2]
-    assert state.stats.drafted.tolist() == state.stats.accepted.tolist() == [4, 8]
+    assert state.stats.verified.tolist() == state.stats.accepted.tolist() == [4, 8]
     assert state.draft_finite
 
 
@@ -273,7 +273,7 @@ def test_faulty_logits_are_still_flagged(value):
     assert not decode(target, faulty, inputs, 6).draft_finite
     silent = decode(target, ngram.Unigram(jnp.full((5,), -jnp.inf)), inputs, 6)
     assert silent.draft_finite
-    assert silent.stats.drafted.tolist() == [0]
+    assert silent.stats.verified.tolist() == [0]
     assert silent.tokens[0, :7].tolist() == [0, 1, 2, 3, 0, 1, 2]
 
 

@@ -46,7 +46,7 @@ def stats_of(
 
     return Round(
         active=drafted >= 0,
-        drafted=drafted,
+        verified=drafted,
         accepted=accepted,
         emitted=accepted + 1 if emitted is None else jnp.atleast_1d(jnp.int32(emitted)),
         overlap=positions(overlap),
@@ -61,13 +61,7 @@ def seen_of(probs, slot=0, hidden=None) -> Observation:
     """One row whose belief is `probs`."""
     distribution = jnp.log(jnp.asarray([probs], jnp.float32))
     hidden = distribution if hidden is None else jnp.asarray([hidden], jnp.float32)
-    return Observation(
-        jnp.int32(slot),
-        jnp.array([True]),
-        distribution,
-        distribution,
-        hidden,
-    )
+    return Observation(jnp.int32(slot), jnp.array([True]), distribution, distribution, hidden)
 
 
 def lengths(policy, gamma_max, rounds) -> list[int]:

@@ -34,7 +34,7 @@ class Patient(Policy):
         return state, jnp.where(state < self.patience, 2, 1)
 
     def update(self, state, round_):
-        bad = round_.accepted < round_.drafted
+        bad = round_.accepted < round_.verified
         return jnp.where(round_.active, jnp.where(bad, state + 1, 0), state)
 """
 
@@ -120,7 +120,7 @@ def test_generate_takes_a_name_and_passes(pair):
         pair.target, pair.draft, texts, gamma=4, max_new_tokens=12, policy="svip", passes=(2, 4, 6)
     )
     assert found.tokens == plain.tokens
-    assert found.drafted.sum() < plain.drafted.sum()
+    assert found.verified.sum() < plain.verified.sum()
 
 
 @pytest.mark.sweep

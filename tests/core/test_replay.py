@@ -93,13 +93,13 @@ def test_no_static_length_is_compared_that_has_no_price():
 
 def counts(state) -> tuple[np.ndarray, ...]:
     """Rounds, drafted tokens and accepted ones of each row of a real run."""
-    return state.stats.target_calls, state.stats.drafted, state.stats.accepted
+    return state.stats.target_calls, state.stats.verified, state.stats.accepted
 
 
 def replayed_counts(found: Replayed) -> tuple[np.ndarray, ...]:
     """Rounds, drafted and accepted tokens of a replay."""
-    lengths = np.arange(found.drafted.shape[-1])
-    return found.drafted.sum(-1), found.drafted @ lengths, found.accepted @ lengths
+    lengths = np.arange(found.verified.shape[-1])
+    return found.verified.sum(-1), found.verified @ lengths, found.accepted @ lengths
 
 
 @pytest.mark.sweep
@@ -133,7 +133,7 @@ def test_calls_of_the_drafter(name, refuses):
         found = replay.replay([policy], recorded(method, inputs), jax.random.key(0))
         counting = dataclasses.replace(method, drafter=Counting(method.drafter))
         state = test_loops.run(counting, inputs, BUDGET)
-        assert int(state.stats.drafted[0] + found.refused[0, 0]) == int(state.drafter[1])
+        assert int(state.stats.verified[0] + found.refused[0, 0]) == int(state.drafter[1])
         refused += int(found.refused[0, 0])
         # All of these policies begin each round by a call, if there is room for a token.
         idle = found.trail[0, 0, : BUDGET - 1] == 0
@@ -204,7 +204,7 @@ def test_heads_say_that_they_guess(name, aware):
     found = replay.replay([policy], trace, jax.random.key(0))
     pairs = zip(replayed_counts(found), counts(state), strict=True)
     assert all(ours[0].tolist() == theirs.tolist() for ours, theirs in pairs) == aware
-    assert 0 < state.stats.accepted.sum() < state.stats.drafted.sum()
+    assert 0 < state.stats.accepted.sum() < state.stats.verified.sum()
 
 
 def two_sample_p_value(left: np.ndarray, right: np.ndarray) -> float:
@@ -320,7 +320,7 @@ def test_calls_take_time_too():
     trace = even(1.0, 2, 6, 2)
     found = replay.replay([constant(2)], trace, jax.random.key(0), draws=2)
     assert found.runs.tolist() == [[2, 2]]
-    assert found.drafted.tolist() == found.accepted.tolist() == [[[0, 0, 4]] * 2]
+    assert found.verified.tolist() == found.accepted.tolist() == [[[0, 0, 4]] * 2]
     table = Costs(0.25, [1.0, 0.95, 1.0], call=0.5, plain_call=1.0)
     assert replay.score(found, trace, table).speedup.tolist() == [2.0]
     refused = found._replace(refused=np.array([[3, 5]]))  # 2 steps more
@@ -344,7 +344,7 @@ def test_settings_run_side_by_side():
     before = replay._side_by_side._cache_size()
     found = replay.replay(mixed, trace, jax.random.key(0), at_once=16)
     assert replay._side_by_side._cache_size() - before == 3
-    assert len(np.unique(found.drafted[1:41], axis=0)) > 3
+    assert len(np.unique(found.verified[1:41], axis=0)) > 3
     for i in (0, 7, 33, 41):
         alone = replay.replay([mixed[i]], trace, jax.random.key(0))
         for ours, theirs in zip(found, alone, strict=True):
@@ -413,7 +413,7 @@ def test_the_oracle_is_the_fastest_of_all_ways(settled):
         times = [plain[None]]
         for table, fits in zip(loops, (short | True, short), strict=True):
             rounds = np.asarray(table.round_times(table.gamma_max))
-            counts = ways.drafted[fits][:, :, : len(rounds)]
+            counts = ways.verified[fits][:, :, : len(rounds)]
             refused = ways.refused[fits] * float(table.draft)
             times.append(counts @ rounds + refused + float(table.call))
         least = [time.min(axis=0) for time in times]
@@ -449,7 +449,7 @@ def test_files(tmp_path):
         np.testing.assert_array_equal(file["own_confidence"][0], trace.own_belief_logprob[0, 0])
     np.testing.assert_allclose(loaded.hidden[0, 0], trace.hidden[0, 0], atol=2e-3)
     ours, theirs = (replay.replay([svip()], each, jax.random.key(0)) for each in (trace, loaded))
-    assert np.array_equal(ours.drafted, theirs.drafted)
+    assert np.array_equal(ours.verified, theirs.verified)
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     with pytest.raises(ValueError, match=r"other\.npz is not a file of rollouts"):
         rollouts.load(tmp_path / "other.npz")
@@ -496,7 +496,7 @@ def test_record_texts(pair, temperature):
         calls, drafted, accepted = (x[0].tolist() for x in replayed_counts(found))
         rows = [row for row in real.rows if row.tokens]
         assert calls == [row.target_calls for row in rows]
-        assert drafted == [row.drafted for row in rows]
+        assert drafted == [row.verified for row in rows]
         assert accepted == [row.accepted for row in rows]
 
 
@@ -565,7 +565,7 @@ def test_trace_and_replay(command, tmp_path):
     one = found["γ=1"]
     # A row with one token left drafts none, at the same width.
     assert one["speedup"] == pytest.approx(
-        one["tau"] / (0.1 * one["drafted"] + 1.1 + 0.05), rel=1e-5
+        one["tau"] / (0.1 * one["verified"] + 1.1 + 0.05), rel=1e-5
     )
     for row in found.values():
         assert row["regret"] >= -1e-6
@@ -600,9 +600,9 @@ def test_the_trail_and_what_was_lost_on_it():
     trace, key, table = greedy_trace(), jax.random.key(0), Costs(0.1, [1.0, 1.1, 1.2, 1.3])
     found = replay.replay([constant(3)], trace, key)
     marked = found.trail[0] >= 0
-    assert marked.sum(1).tolist() == found.drafted[0].sum(1).tolist()
+    assert marked.sum(1).tolist() == found.verified[0].sum(1).tolist()
     drafted = np.where(marked, found.trail[0], 0).sum(1)
-    assert drafted.tolist() == (found.drafted[0] @ np.arange(GAMMA_MAX + 1)).tolist()
+    assert drafted.tolist() == (found.verified[0] @ np.arange(GAMMA_MAX + 1)).tolist()
     lost = replay.regret(found.trail[0], trace, key, table, [table])
     assert np.all(lost[:, 0] == 0)
     assert np.all(np.diff(lost, axis=1) >= -1e-9)

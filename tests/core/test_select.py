@@ -389,7 +389,7 @@ def test_a_prediction_counts_what_lies_between_the_phases(pair, monkeypatch):
 
     def clocked(method, context, state):
         after = decode(method, context, state)
-        rounds, steps = int(after.stats.target_calls.max()), int(after.stats.levels.max())
+        rounds, steps = int(after.stats.target_calls.max()), int(after.stats.draft_calls.max())
         each = 1.0 if method.drafter is None else 1.13 + 0.33
         now[0] += 0.05 + rounds * each + steps * 0.375
         return after

@@ -146,4 +146,4 @@ def test_greedy_tokens_are_those_of_plain_decoding(name, how):
     length = {"tree": "fixed(2, 1)"} if how == "tree" else {"gamma": 3}
     found = specjax.generate(target, DRAFTS[name][0](target), PROMPTS, **length, **options)
     assert found.tokens == plain.tokens
-    assert found.drafted.sum() > 0
+    assert found.verified.sum() > 0

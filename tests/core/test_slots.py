@@ -305,8 +305,8 @@ def test_a_packed_pass_gives_the_tokens_of_a_whole_one(pair, greedy):
     few = generate(pair.target, pair.draft, texts, policy="fixed(2)", passes=(4, 6), **options)
     if greedy:
         assert [row.tokens for row in few.rows] == [row.tokens for row in today.rows]
-    assert sum(row.drafted for row in few.rows) < sum(row.drafted for row in today.rows)
-    assert sum(row.levels for row in few.rows) > sum(row.drafted for row in few.rows)
+    assert sum(row.verified for row in few.rows) < sum(row.verified for row in today.rows)
+    assert sum(row.draft_calls for row in few.rows) > sum(row.verified for row in few.rows)
 
 
 @pytest.mark.parametrize(("lengths", "width"), [([0, 0], 1), ([0, 1], 3), ([2, 2], 3)])

@@ -145,7 +145,7 @@ def test_every_row_gets_the_distributions_of_its_drafter(late):
         chosen = after.drafter.chosen
         for row in np.flatnonzero(~before.done):
             known = before.tokens[row, : before.length[row]].tolist()
-            count = int(round_.drafted[row])
+            count = int(round_.verified[row])
             drafts = round_.drafts.tokens[row].tolist()
             prefixes = [tuple(known + drafts[:i]) for i in range(count)]
             if count:
@@ -289,7 +289,7 @@ def test_what_a_round_shows():
         drafter = of(choice, Latecomer(erring), lookup(3))
         method = dataclasses.replace(test_loops.method_of(target, erring), drafter=drafter)
         _, after, round_ = next(by_rounds(method, inputs_of([[0, 1, 2, 0]]), 20))
-        assert (round_.drafted.tolist(), round_.accepted.tolist()) == ([3], [1])
+        assert (round_.verified.tolist(), round_.accepted.tolist()) == ([3], [1])
         found[name] = after.drafter.choice.seen
     for seen in found.values():
         assert (seen.passed[0, 0], seen.tested[0, 0]) == (1, 2)

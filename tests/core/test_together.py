@@ -155,8 +155,8 @@ def test_a_batch_drafts_as_one():
     while not np.all(state.done):
         before, (state, round_) = state, step(method, contexts, state)
         left = np.asarray(before.limit - before.length) * ~np.asarray(before.done)
-        asked = int(round_.drafted.max())
-        assert round_.drafted.tolist() == np.maximum(np.minimum(asked, left - 1), 0).tolist()
+        asked = int(round_.verified.max())
+        assert round_.verified.tolist() == np.maximum(np.minimum(asked, left - 1), 0).tolist()
         found.add(asked)
         after = np.asarray(state.limit - state.length) * ~np.asarray(state.done)
         assert round_.left.tolist() == state.policy.left.tolist() == after.tolist()

@@ -132,7 +132,7 @@ def test_the_first_nodes_count(shape):
     shallow = one_step(made(SHAPES[shape], cut(1, 4)), *begin)[1]
     depth = np.broadcast_to(shallow.nodes.depth, (len(INPUTS), 5))[:, 1:]
     assert set(depth[np.asarray(shallow.nodes.submitted)].tolist()) == {1}
-    assert shallow.drafted.tolist() == [1] * len(INPUTS)
+    assert shallow.verified.tolist() == [1] * len(INPUTS)
 
 
 @pytree
@@ -197,7 +197,7 @@ def test_a_tree_of_one_branch_is_a_chain():
     known = [begun(method, inputs_of(INPUTS), 9) for method in (tree, chain)]
     for _ in range(3):
         (after, one), (beyond, other) = (step(*at) for step, at in zip(steps, known, strict=True))
-        for name in ("drafted", "accepted", "emitted", "tested"):
+        for name in ("verified", "accepted", "emitted", "tested"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
         tested = np.asarray(one.tested)
         for name in ("ratio", "belief_logprob"):

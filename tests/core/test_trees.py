@@ -272,7 +272,7 @@ def test_counts_of_a_round():
     state = loop.decode(method, *begun(method, inputs, 9))
     stats = jax.tree.map(lambda x: x[0].tolist(), state.stats)
     assert (stats.target_calls, stats.emitted, stats.accepted) == (3, 9, 6)
-    assert (stats.drafted, stats.levels) == (12, 6)  # four nodes in each round, in two levels
+    assert (stats.verified, stats.draft_calls) == (12, 6)  # four nodes in each round, in two levels
     assert (stats.accepted_lengths, stats.tested) == ([0, 0, 3], [3, 3])
 
 

@@ -329,7 +329,7 @@ def test_policies_are_typed_values(pair):
     options = {"gamma": 3, "policy": policies.svip(threshold=0.3), **RUN}
     found = specjax.generate(pair.target, pair.draft, TEXTS, **options)
     by_name = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
-    assert found.drafted.tolist() == by_name.drafted.tolist()
+    assert found.verified.tolist() == by_name.verified.tolist()
 
 
 DRAW = "generate", "stream", "tune", "select", "measure_alpha", "measure_speedup", "doctor"

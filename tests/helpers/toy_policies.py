@@ -83,9 +83,9 @@ class TailReader(Policy):
         return state, state
 
     def update(self, state, round_):
-        last = jnp.maximum(round_.drafted - 1, 0)[:, None]
+        last = jnp.maximum(round_.verified - 1, 0)[:, None]
         ratio = jnp.take_along_axis(round_.ratio, last, axis=1)[:, 0]
-        bad = (round_.drafted > 0) & (ratio < 0.9)
+        bad = (round_.verified > 0) & (ratio < 0.9)
         return jnp.where(bad, 0, round_.gamma_max).astype(jnp.int32)
 
 

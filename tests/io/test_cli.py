@@ -227,15 +227,15 @@ def test_decode_with_a_tree(command, flags):
     chain, tree = ([json.loads(row) for row in of.stdout.splitlines()] for of in outcomes)
     assert [row["tokens"] for row in tree] == [row["tokens"] for row in chain]
     assert sum(row["target_calls"] for row in tree) <= sum(row["target_calls"] for row in chain)
-    said, drafted = outcomes[1].stderr, sum(row["drafted"] for row in tree)
+    said, verified = outcomes[1].stderr, sum(row["verified"] for row in tree)
     calls = sum(row["target_calls"] for row in tree)
     nodes, levels = map(float, re.search(r"([\d.]+) nodes in ([\d.]+) levels;", said).groups())
-    assert nodes == round(drafted / calls, 1)
+    assert nodes == round(verified / calls, 1)
     assert 1 < levels <= 2
     assert "nodes in" not in outcomes[0].stderr
-    assert re.search(rf"drafted .* 0 .* {drafted} ", said)
+    assert re.search(rf"verified .* 0 .* {verified} ", said)
     assert re.search(r"bonus .* – .* \d+ ", said)  # plain decoding has none
-    assert levels == round(int(re.search(r"in levels .* 0 .* (\d+) ", said)[1]) / calls, 1)
+    assert levels == round(int(re.search(r"draft calls .* 0 .* (\d+) ", said)[1]) / calls, 1)
     assert "2 of 2 outputs are the same tokens." in said
     assert re.search(r"expected of c = \S+ for a level and v = \S+ for 9 nodes: ", said)
     outcome = command(*flags, of_tree[0], "--config.policy=svip")

@@ -248,6 +248,14 @@ def test_a_reader_of_rows_leaves_the_file_alone(tmp_path):
     assert path.read_text() == '{"a": 1}\n'
 
 
+def test_fields_of_earlier_versions(tmp_path):
+    """Fields of 0.2 get their names of today once they are read, those of inner objects too."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"drafted": 3, "outputs": [{"levels": 2}], "tokens": 4}\n')
+    wanted = [{"verified": 3, "outputs": [{"draft_calls": 2}], "tokens": 4}]
+    assert files.read_rows(path) == files.Rows(path).done == wanted
+
+
 def test_rows_that_cannot_be_written_are_named(tmp_path):
     rows = files.Rows(tmp_path / "gone" / "rows.jsonl")
     with pytest.raises(ValueError, match=r"Cannot write to .*rows\.jsonl: No such file"):

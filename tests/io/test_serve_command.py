@@ -18,8 +18,9 @@ from specjax.results import Progress, Row
 from specjax.support import files
 
 ROW = functools.partial(
-    Row, text="", target_calls=1, drafted=0, levels=0, accepted=0, accepted_lengths=[], tested=[]
-)
+    Row, text="", target_calls=1, verified=0, draft_calls=0, accepted=0, accepted_lengths=[],
+    tested=[],
+)  # fmt: skip
 
 
 def test_drawn_budgets():

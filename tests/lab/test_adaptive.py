@@ -54,7 +54,7 @@ def test_counting_calls(policy, drafted):
     rounds = int(counted.stats.target_calls[0])
     # With two tokens left there is room for one, with one left for none.
     assert 2 * rounds - 3 <= int(counted.drafter[1]) <= 2 * rounds
-    assert drafted * rounds - 3 <= int(counted.stats.drafted[0]) <= drafted * rounds
+    assert drafted * rounds - 3 <= int(counted.stats.verified[0]) <= drafted * rounds
 
 
 def test_some_of_the_policies(monkeypatch):
@@ -163,7 +163,7 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     for row in rows:
         assert row["identical"] is True
         assert row["tau"] == row["tokens"] / row["target_calls"]
-        assert row["draft_calls"] >= row["drafted"] >= row["accepted"]
+        assert row["draft_calls"] >= row["verified"] >= row["accepted"]
         assert row["speedup_decode_low"] <= row["speedup_decode"] <= row["speedup_decode_high"]
         assert row["replayed_speedup"] > 0
         assert row["predicted"] == pytest.approx(row["replayed_speedup"])  # all inputs are timed
@@ -176,12 +176,12 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
         assert row["replayed_speedup"] <= row["oracle_speedup"] * (1 + 1e-6)
     by = {row["method"]: row for row in rows}
     first = by["γ=1"]
-    assert first["draft_calls"] == first["drafted"]
+    assert first["draft_calls"] == first["verified"]
     was, now = (Costs(**first[when]["γ=1"]) for when in ("costs", "costs_after"))
     between = mean(was, now)  # replay is by
     full = [(table.round_times(1)[1] / table.token).item() for table in (was, now)]
     assert first["cost_drift"] == pytest.approx(full[1] / full[0] - 1, rel=1e-3) != 0
-    drafted, outputs = first["drafted"], first["timed_inputs"]
+    drafted, outputs = first["verified"], first["timed_inputs"]
     rounds = np.dot(between.round_times(1), [first["target_calls"] - drafted, drafted])
     took = rounds + outputs * between.call
     plain = first["tokens"] * between.token + outputs * between.plain_call
@@ -300,7 +300,7 @@ def row_of(method, speedup, of_best, closed=None, **changes):
         "closed_timed": closed, "oracle_timed": 2.0, "oracle_speedup": 2.0,
         "replayed_speedup": speedup, "predicted": speedup, "identical": True,
         "tokens": 30, "timed_inputs": 2, "c": 0.1, "costs": {"policies": table.as_row()},
-        "target_calls": 10, "drafted": 30, "accepted": 20, "speedup_choosing": speedup,
+        "target_calls": 10, "verified": 30, "accepted": 20, "speedup_choosing": speedup,
         **spread, **{f"{name}_{end}": value + by for name, value in spread.items()
                      for end, by in (("low", -0.02), ("high", 0.02))},
         "regret_at": [0, 10], "regret": [0.0, 2 / of_best], **changes,

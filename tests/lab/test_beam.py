@@ -175,10 +175,10 @@ def check_counts(stats, plain_stats, shape):
     np.testing.assert_array_equal(stats.steps, stats.kept + stats.target_calls)
     np.testing.assert_array_equal(stats.kept_lengths.sum(1), stats.target_calls)
     np.testing.assert_array_equal(stats.kept_lengths @ np.arange(gamma + 1), stats.kept)
-    spent = width * stats.target_calls + draft_width * stats.drafted
+    spent = width * stats.target_calls + draft_width * stats.verified
     np.testing.assert_array_equal(stats.evaluations, spent)
     assert (stats.evaluations <= (width + draft_width * gamma) * stats.target_calls).all()
-    assert (stats.kept <= stats.drafted).all()
+    assert (stats.kept <= stats.verified).all()
 
 
 @pytest.mark.usefixtures("double")
@@ -199,7 +199,7 @@ def test_a_perfect_draft_keeps_every_step(shape):
         target = random_table(seed, SHAPES[shape])
         stats = fast(target, target, shape=shape).stats
         np.testing.assert_array_equal(stats.steps, BUDGET)
-        np.testing.assert_array_equal(stats.kept, stats.drafted)
+        np.testing.assert_array_equal(stats.kept, stats.verified)
         np.testing.assert_array_equal(stats.target_calls, -(-BUDGET // (shape[2] + 1)))
 
 

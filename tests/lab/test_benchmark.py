@@ -115,7 +115,7 @@ def test_the_loop_that_drafts_nothing(temperature):
         TINY, kind="silent", temperature=temperature, batch=2, tokens=6, buffer=16
     )
     row = measure.measure(measure.Lab(SETTINGS), case)
-    assert row["drafted"] == 0
+    assert row["verified"] == 0
     assert (len(row["speedups"]), row["keys"]) == (2, 6)
     assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
     section = tables.silent([case.cell | row])

@@ -164,7 +164,7 @@ def test_a_group_by_hand(target, tmp_path, asked, monkeypatch):
     assert ours["same"]
     assert row.text == first["text"]
     assert "text" not in ours
-    for name in ("target_calls", "drafted", "accepted", "accepted_lengths", "tested"):
+    for name in ("target_calls", "verified", "accepted", "accepted_lengths", "tested"):
         assert ours[name] == getattr(row, name)
     decoder.limit = len(ids[0])
     monkeypatch.setattr(memory_maps, "clearings", lambda: 1)  # the programs were dropped
@@ -320,8 +320,8 @@ def row_of(method, number, seconds, *, kind="qa", lengths=(1, 1, 0), tested=(2, 
     """A row of one batch: each of its rows has the same counts."""
     tokens = sum((i + 1) * n for i, n in enumerate(lengths))
     output = {
-        "tokens": tokens, "target_calls": sum(lengths), "levels": 2 * sum(lengths),
-        "drafted": 2 * sum(lengths), "accepted": tokens - sum(lengths),
+        "tokens": tokens, "target_calls": sum(lengths), "draft_calls": 2 * sum(lengths),
+        "verified": 2 * sum(lengths), "accepted": tokens - sum(lengths),
         "accepted_lengths": list(lengths), "tested": list(tested), "same": True,
     }  # fmt: skip
     turn = {"decode": [seconds, seconds], "prefill": [0.5, 0.5], "outputs": [output] * rows}
@@ -344,13 +344,13 @@ def block_of(*rows):
 
 
 def test_counts_of_a_method():
-    """τ, and tokens drafted, verified, accepted and rejected, each per token of output."""
+    """τ, and tokens verified, tested, accepted and rejected, each per token of output."""
     block = block_of(plain_row(0), row_of("a", 0, 1.0, gamma=2))
     (_, row) = tables.table(block)
     assert row["tau"] == 1.5
-    assert row["drafted"] == pytest.approx(4 / 3)
-    assert (row["verified"], row["accepted"]) == (1, pytest.approx(1 / 3))
-    assert row["verified"] == pytest.approx(row["accepted"] + row["rejected"])
+    assert row["verified"] == pytest.approx(4 / 3)
+    assert (row["tested_per_token"], row["accepted"]) == (1, pytest.approx(1 / 3))
+    assert row["tested_per_token"] == pytest.approx(row["accepted"] + row["rejected"])
     assert row["speedup"].value == pytest.approx(3)
     assert np.isnan(row["speedup"].low)  # of a single input
     assert row["over_best"] is None

@@ -38,7 +38,7 @@ from tiny_models import slow
 
 BUDGET = 24
 FIELDS = [
-    "input", "sample", "output", "tokens", "target_calls", "drafted", "accepted",
+    "input", "sample", "output", "tokens", "target_calls", "verified", "accepted",
     "accepted_lengths", "tested", "acceptance_by_position", "mean_acceptance",
 ]  # fmt: skip
 
@@ -107,7 +107,7 @@ def test_decode_writes_what_generate_gives(decode, pair, tmp_path):
             "output": ours.text,
             "tokens": ours.tokens,
             "target_calls": ours.target_calls,
-            "drafted": ours.drafted,
+            "verified": ours.verified,
             "accepted": ours.accepted,
             "accepted_lengths": ours.accepted_lengths,
             "tested": ours.tested,
@@ -116,7 +116,7 @@ def test_decode_writes_what_generate_gives(decode, pair, tmp_path):
     plain = decode("--config.method=autoregressive", "--config.draft=", "--output=-")
     assert plain.stderr.startswith("8 outputs: ")
     assert [row["tokens"] for row in rows(plain.stdout)] == [row["tokens"] for row in found]
-    assert all(row["drafted"] == row["accepted"] == 0 for row in rows(plain.stdout))
+    assert all(row["verified"] == row["accepted"] == 0 for row in rows(plain.stdout))
 
 
 def test_a_position_that_no_round_tested():
@@ -241,9 +241,9 @@ def test_decode_by_policy_and_rule(decode, pair):
         rule=rules.Lenient(0.3), policy=policies.parse("svip", threshold=0.4),
     )  # fmt: skip
     assert [row["tokens"] for row in found] == expected.tokens
-    assert sum(row["drafted"] for row in found) == sum(expected.drafted)
+    assert sum(row["verified"] for row in found) == sum(expected.verified)
     whole = rows(decode("--config.policy=specjax.policies:constant(gamma=4)").stdout)
-    assert sum(row["drafted"] for row in whole) > sum(expected.drafted)
+    assert sum(row["verified"] for row in whole) > sum(expected.verified)
 
 
 def test_decode_compares_both_methods(decode, pair, tmp_path):
@@ -257,7 +257,7 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
     for printed in (to_file.stdout, to_stdout.stderr):
         assert "8 of 8 outputs are the same tokens." in printed
         assert re.search(rf"target calls .* {counts.tokens} .* {counts.iterations} ", printed)
-        assert re.search(rf"drafted .* 0 .* {counts.drafted} ", printed)
+        assert re.search(rf"verified .* 0 .* {counts.verified} ", printed)
         assert re.search(r"Speedup \d+\.\d\d, with prefill \d+\.\d\d; expected of c = ", printed)
         assert "loop, estimated: draft" in printed
     refused(compare("--config.method=autoregressive"), "compare=True needs", "speculative")
@@ -267,13 +267,7 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
     ("temperature", "rule", "message"),
     [
         (1.0, "token", "the methods draw different samples of one distribution.$"),
-        slow(
-            (
-                1.0,
-                "lenient(0.3)",
-                r"different samples. Lenient\(lenience=0.3\) is not exact.$",
-            )
-        ),
+        slow((1.0, "lenient(0.3)", r"different samples. Lenient\(lenience=0.3\) is not exact.$")),
         (0.0, "lenient(0.3)", r"outputs are the same tokens. LenientArgmax\(lenience=0.3\) is not"),
     ],
 )
@@ -728,7 +722,7 @@ def config_file(pair, tmp_path):
 
 
 NUMBERS = [
-    "gamma", "alpha", "tau", "tau_expected", "drafted", "accepted", "c", "v", "target_step_ms",
+    "gamma", "alpha", "tau", "tau_expected", "verified", "accepted", "c", "v", "target_step_ms",
     "draft_step_ms", "predicted_paper", "speedup_decode", "speedup_decode_low",
     "speedup_decode_high", "speedup_end_to_end", "autoregressive_ms_per_token",
     "speculative_ms_per_token", "tokens", "target_calls", "batch", "timed_inputs", "repeats",

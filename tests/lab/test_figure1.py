@@ -91,7 +91,7 @@ def test_a_trace_of_trees_is_the_run(traced_trees):
         assert [token for r in rounds for token in r.accepted + r.next_token] == row.tokens
         counts = [len(r.accepted) + sum(len(b.tokens) for b in r.branches) for r in rounds]
         ended = not rounds[-1].next_token
-        assert row.drafted - (size if ended else 0) <= sum(counts) <= row.drafted
+        assert row.verified - (size if ended else 0) <= sum(counts) <= row.verified
         assert counts[0] == (size if len(rounds) > 1 else counts[0])
         for r in rounds:
             assert r.rejected == []

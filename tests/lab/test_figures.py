@@ -15,6 +15,7 @@ import pytest
 from command_line import PAGES, ROOT
 from experiments.chat import tables
 from specjax import formulas, policies
+from specjax.support import renamed
 
 MARKED = re.compile(r'\[([^\]]+)\]\(([^)\s]*results/[^)\s]+\.jsonl(?:\.xz)?)\s+"(\w+): ([^"]+)"\)')
 MARKS = [(page, *mark) for page in PAGES for mark in MARKED.findall(page.read_text("utf-8"))]
@@ -24,7 +25,7 @@ MARKS = [(page, *mark) for page in PAGES for mark in MARKED.findall(page.read_te
 def rows_of(path: Path) -> list[dict]:
     opened = lzma.open if path.suffix == ".xz" else open
     with opened(path, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
+        rows = [json.loads(line, object_hook=renamed.fields) for line in lines]
     return chat_rows(rows) if "batches" in rows[0] else rows
 
 

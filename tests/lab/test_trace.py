@@ -78,7 +78,7 @@ def test_phases_and_their_tokens(timed):
     assert [event.phase for event in run.events] == phases
     tokens = {phase: [e.tokens for e in run.events if e.phase == phase] for phase in phases}
     assert tokens["start"] == [2]
-    assert sum(tokens["draft"]) == counts.drafted
+    assert sum(tokens["draft"]) == counts.verified
     assert set(tokens["verify"]) == {GAMMA + 1}
     assert sum(tokens["learn"]) == len(output)
     gained = [accepted + 1 for accepted in tokens["accept"]]

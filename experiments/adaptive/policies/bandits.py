@@ -56,11 +56,11 @@ class Bandit(Policy):
             return jnp.ones((gamma_max + 1,), jnp.float32)
         return self.costs.round_times(gamma_max)
 
-    def rewards(self, tokens: Array, drafted: Array, gamma_max: int) -> Float[Array, "*batch"]:
-        """Rewards of rounds that emit these tokens, by drafted tokens."""
+    def rewards(self, tokens: Array, verified: Array, gamma_max: int) -> Float[Array, "*batch"]:
+        """Rewards of rounds that emit these tokens, by verified tokens."""
         cost = self.round_costs(gamma_max)
         most = jnp.max(jnp.arange(1, gamma_max + 2, dtype=jnp.float32) / cost)
-        return tokens.astype(jnp.float32) / cost[drafted] / most
+        return tokens.astype(jnp.float32) / cost[verified] / most
 
 
 def drawn(state: Arms, rounds: Int[Array, " B"], weights: Float[Array, "B K"]) -> Arms:
@@ -104,7 +104,7 @@ class Ucb(Bandit):
         return state, state.arm + 1
 
     def update(self, state, round_):
-        reward = self.rewards(round_.emitted, round_.drafted, round_.gamma_max)
+        reward = self.rewards(round_.emitted, round_.verified, round_.gamma_max)
         return rewarded(state, round_, reward)
 
 
@@ -135,7 +135,7 @@ class Exp3(Bandit):
 
     def update(self, state, round_):
         played = jnp.arange(round_.gamma_max, dtype=jnp.int32)[None, :] == state.arm[:, None]
-        loss = 1 - self.rewards(round_.emitted, round_.drafted, round_.gamma_max)
+        loss = 1 - self.rewards(round_.emitted, round_.verified, round_.gamma_max)
         return self.added(state, round_, jnp.where(played, loss[:, None] / self.probs(state), 0.0))
 
     def probs(self, state: Arms) -> Float[Array, "B K"]:
@@ -180,13 +180,13 @@ class Hedge(Exp3):
     def update(self, state, round_):
         arms = round_.gamma_max + 1
         lengths = jnp.arange(arms, dtype=jnp.int32)[None, :]
-        known = state.arm, round_.drafted, round_.accepted, round_.emitted
-        arm, drafted, accepted, emitted = (x[:, None] for x in known)
+        known = state.arm, round_.verified, round_.accepted, round_.emitted
+        arm, verified, accepted, emitted = (x[:, None] for x in known)
         # A draft that the row's end, or a drafter without a proposal, cut short would have been cut
         # for longer arms too.
-        would_draft = jnp.minimum(lengths, jnp.where(drafted < arm, drafted, arms))
+        would_draft = jnp.minimum(lengths, jnp.where(verified < arm, verified, arms))
         # An EOS among the accepted tokens ends longer drafts too, and so does a rejection.
-        ends = jnp.where(accepted < drafted, accepted + 1, arms)
+        ends = jnp.where(accepted < verified, accepted + 1, arms)
         ends = jnp.where(emitted <= accepted, emitted, ends)
         needed = jnp.minimum(would_draft, ends)
         at_least = jnp.cumsum(self.probs(state)[:, ::-1], axis=1)[:, ::-1]
@@ -217,7 +217,7 @@ class TapOut(Bandit):
     depends on past rounds alone, and the arm decides before a token exists. An arm's state changes
     in its own rounds alone, so an arm never learns from drafts that another one ended.
 
-    Without costs the reward of a round is (accepted/drafted + accepted/γ_max)/2: the paper blends
+    Without costs the reward of a round is (accepted/verified + accepted/γ_max)/2: the paper blends
     these two, the rate and the length of acceptance; here they have equal weights.
     """
 
@@ -252,9 +252,9 @@ class TapOut(Bandit):
     def reward(self, round_: Round) -> Float[Array, " B"]:
         """The reward of a round, in [0, 1]."""
         if self.costs is not None:
-            return self.rewards(round_.emitted, round_.drafted, round_.gamma_max)
-        accepted, drafted = (x.astype(jnp.float32) for x in (round_.in_output, round_.drafted))
-        return (accepted / jnp.maximum(drafted, 1) + accepted / round_.gamma_max) / 2
+            return self.rewards(round_.emitted, round_.verified, round_.gamma_max)
+        accepted, verified = (x.astype(jnp.float32) for x in (round_.in_output, round_.verified))
+        return (accepted / jnp.maximum(verified, 1) + accepted / round_.gamma_max) / 2
 
     def _ask(
         self, state: Tapped, question: Callable[[Policy, Any], tuple[Any, Array]]
