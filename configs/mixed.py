@@ -1,8 +1,9 @@
 """Qwen2.5-Coder-1.5B-Instruct with its 0.5B and lookup on a mix of kinds of text, for traces.
 
-    python -m experiments.trace --config=configs/mixed.py --workdir=runs/mixed --inputs=40 --nocosts
+    python -m experiments.trace --config=configs/mixed.py --workdir=runs/mixed --inputs=40 \\
+        --nocosts --nojudged
     python -m experiments.trace --config=configs/mixed.py:all --workdir=runs/mixed --inputs=40 \\
-        --nocosts --config.data_dir=experiments/chat/code.jsonl,question.jsonl
+        --nocosts --nojudged --config.data_dir=experiments/chat/code.jsonl,question.jsonl
 
 The first has code that is written, completed and edited, from prompts of our own. `all` adds the
 six kinds of Spec-Bench's file (configs/spec_bench.py). --config.files=DIR is where the models lie,
@@ -35,7 +36,7 @@ def get_config(size: str = "code") -> ml_collections.ConfigDict:
     config.categories = CODE if size == "code" else CODE + SPEC_BENCH
     config.timed_ngrams = ()
     config.temperatures = (0.0, 0.7)
-    config.max_new_tokens = 96
+    config.max_new_tokens = 95  # positions are padded to 2ᵏ or 3·2ᵏ, with one behind the output
     config.batch_size = 8
     config.repeats = 5  # of timings for costs
     config.timed_inputs = 4

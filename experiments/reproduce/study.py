@@ -211,13 +211,9 @@ class Study:
         outputs: Sequence[Sequence[int]],
         gamma_max: int,
         *,
-        hidden: bool = False,
+        recorder: rollouts.Recorder | None = None,
     ) -> Rollouts:
-        """Rollouts of a draft along outputs of the first inputs.
-
-        Args:
-          hidden: whether to keep the drafter's hidden states.
-        """
+        """Rollouts of a draft along outputs of the first inputs; see `rollouts.record`."""
         return rollouts.record(
             self.target,
             self.draft(draft),
@@ -229,7 +225,7 @@ class Study:
             key=jax.random.key(self.config.seed),
             batch_size=self.config.batch_size,
             max_source_len=self.config.max_source_len or None,
-            hidden=hidden,
+            recorder=recorder,
         )
 
     def alpha(

@@ -52,8 +52,7 @@ def main(config, workdir: pathlib.Path) -> None:
     with config.unlocked():
         config.trace = {"gamma_max": gamma_max, "inputs": args.inputs, "hidden": args.hidden}
         config.trace.widths = command_line.widths(args.widths, gamma_max)
-        if not args.costs:
-            config.trace.costs = False
+        config.trace.update({name: False for name in ("costs", "judged") if not args[name].value})
     on = Study(config, study.open_results(workdir, config))
     rows = fill(on, workdir)
     report.show(command.console(), COLUMNS, rows, f"Rollouts of {gamma_max} tokens: {workdir}")
@@ -87,7 +86,8 @@ def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
     count, gamma_max = min(config.trace.inputs, len(on.examples)), config.trace.gamma_max
     begin = time.perf_counter()
     outputs = on.outputs(temperature, count)
-    found = on.record(draft, temperature, outputs, gamma_max, hidden=config.trace.hidden)
+    recorder = rollouts.Recorder(config.trace.hidden, config.trace.get("judged", True))
+    found = on.record(draft, temperature, outputs, gamma_max, recorder=recorder)
     seconds = time.perf_counter() - begin
     names = short(draft), f"T{temperature:g}", *cell.get("category", "").split()
     file = workdir / f"{'-'.join(names)}.npz"
@@ -133,5 +133,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("inputs", 200, "Inputs, the first of the config's split.")
     flags.DEFINE_list("widths", [], "Of the policies' verify passes: none, all, or some numbers.")
     flags.DEFINE_bool("costs", True, "Time rounds and calls too.")
+    flags.DEFINE_bool("judged", True, "Let the target read what follows a rejected token; replay "
+                      "does not need it.")  # fmt: skip
     flags.DEFINE_bool("hidden", False, "Record the drafter's hidden states too.")
     command.run(main, __doc__, "What to decode, by what.")
