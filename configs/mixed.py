@@ -19,7 +19,7 @@ from specjax.cli import defaults
 
 CHOICES = ("code", "all")
 PROMPTS = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "chat" / "code.jsonl"
-CODE = ("code written", "code completed", "code edited")
+CODE = ("code written", "code edited", "code completed")
 SPEC_BENCH = ("math_reasoning", "translation", "qa", "conversation", "summarization", "rag")
 
 

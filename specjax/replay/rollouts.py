@@ -282,17 +282,8 @@ def record(
             "rollout: record its drafters one by one."
         )
     parts = []
-    for batch in batches(
-        method,
-        target,
-        texts,
-        outputs,
-        rounds=True,
-        max_new_tokens=max_new_tokens,
-        key=key,
-        batch_size=batch_size,
-        max_source_len=max_source_len,
-    ):
+    run = method, target, texts, outputs, batch_size, max_source_len
+    for batch in batches(*run, rounds=True, max_new_tokens=max_new_tokens, key=key):
         found, state = roll_out(method, *batch[1:])
         check_finite(state, names)
         parts.append(_flat(found, batch.live))
