@@ -12,9 +12,10 @@ ARGUMENTS = {  # old ones, and what they are now
     "budget": "policy", "sizes": "passes", "widths": "passes",
     "samples": "num_samples", "rounds": "log_rounds", "carry": "carry_state",
 }  # fmt: skip
+_BOARD = "average", "exp3", "first_descent", "gammatune", "head", "hedge", "online", "tapout", "ucb"
 MOVED = {
     f"policy {name}": f"'experiments.adaptive.policies:{name}', in a checkout of the repository"
-    for name in ["average", "exp3", "first_descent", "gammatune", "head", "hedge", "tapout", "ucb"]
+    for name in _BOARD
 }
 
 

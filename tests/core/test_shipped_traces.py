@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from experiments import by_loop
+from experiments.adaptive.policies.learned import features, fit, seen_in
 from experiments.replay.__main__ import join
 from experiments.replay.evaluation import evaluate
 from experiments.trace.pack import packed
-from specjax.policies import constant
+from specjax.policies import Costs, constant
 from specjax.policies.entropy import svip
 from specjax.replay import replay, rollouts
 from specjax.sampling import Sampling
@@ -55,3 +56,39 @@ def test_speedups_by_kind():
         assert same["by"][kind]["speedup"] == pytest.approx(emitted[part].sum() / took)
         assert oracle["by"][kind]["speedup"] >= same["by"][kind]["speedup"]
     assert 0 < same["of_chosen"]["low"] <= same["of_chosen"]["value"] <= same["of_chosen"]["high"]
+
+
+def test_tested_tokens_are_those_of_replay():
+    """Rounds of γ_max tokens along the outputs, at temperature 0."""
+    trace = greedy_trace()
+    seen, found = seen_in(trace), replay.replay([constant(GAMMA_MAX)], trace, jax.random.key(0))
+    lengths = np.arange(GAMMA_MAX + 1)
+    accepted = (found.accepted[0] @ lengths).sum()
+    assert seen.accepted.sum() == accepted
+    rounds = found.drafted[0].sum()
+    # A round without room drafts nothing; in others the slots begin anew.
+    assert seen.known[:, 3].sum() == rounds - found.drafted[0, :, 0].sum()
+    assert (seen.next_accepted <= seen.following).all()
+    assert seen.next_accepted.sum() == seen.accepted[seen.known[:, 3] == 0].sum()
+
+
+def test_learned_from_a_trace():
+    """Where every token of a belief of .9 is accepted and none of .1, the fitted policy drafts on
+    after the one and stops after the other, however the costs are."""
+    whole = greedy_trace()
+    shape = whole.own_belief_logprob.shape
+    fields = {
+        "own_belief_logprob": jnp.full(shape, jnp.log(0.9)),
+        "belief_logprob": jnp.full((*shape, GAMMA_MAX), jnp.log(0.1)),
+        "entropy": jnp.zeros((*shape, GAMMA_MAX)),
+    }
+    trace = whole._replace(**fields)
+    with jax.numpy_dtype_promotion("standard"):  # optax needs it
+        policy = fit(trace, Costs(0.05, [1.0] * (GAMMA_MAX + 1)), 1.0)
+    for belief, due in ((0.9, True), (0.1, False)):
+        known = features(*jnp.float32([belief, 0.0, 0.7]), jnp.int32(0), GAMMA_MAX)
+        assert (float(jax.nn.sigmoid(known @ policy.here)) > 0.5) == due
+    found = replay.replay([policy, constant(GAMMA_MAX)], trace, jax.random.key(0))
+    lengths = np.arange(GAMMA_MAX + 1)
+    assert (found.accepted @ lengths).sum(1)[0] == (found.accepted @ lengths).sum(1)[1]
+    assert (found.drafted @ lengths).sum(1)[0] < (found.drafted @ lengths).sum(1)[1]
