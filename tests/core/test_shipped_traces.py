@@ -1,19 +1,25 @@
 """Traces that are shipped: what is left out, joined, and told by kind of text."""
 
+import functools
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import command_line
 from experiments import by_loop
 from experiments.adaptive.policies.learned import features, fit, seen_in
 from experiments.replay.__main__ import join
 from experiments.replay.evaluation import evaluate
 from experiments.trace.pack import packed
+from pairs import TEXTS
 from specjax.policies import Costs, constant
 from specjax.policies.entropy import svip
 from specjax.replay import replay, rollouts
 from specjax.sampling import Sampling
+from specjax.support import files
 from table_models import inputs_of
 from test_replay import GAMMA_MAX, PROMPTS, greedy_trace, method_of, policy_of, recorded
 
@@ -92,3 +98,55 @@ def test_learned_from_a_trace():
     lengths = np.arange(GAMMA_MAX + 1)
     assert (found.accepted @ lengths).sum(1)[0] == (found.accepted @ lengths).sum(1)[1]
     assert (found.drafted @ lengths).sum(1)[0] < (found.drafted @ lengths).sum(1)[1]
+
+
+@pytest.mark.slow
+def test_kinds_of_text_from_models_to_a_learned_policy(monkeypatch, capsys, tmp_path, pair):
+    """Cells by kind, which continue; packed; told by kind; learned. Bad input in one sentence."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    run = functools.partial(command_line.run, monkeypatch, capsys)
+    rows = [{"category": f"kind {i % 2}", "turns": [text]} for i, text in enumerate(2 * TEXTS)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = tmp_path / "small.py"
+    file.write_text(
+        "from configs import mixed\n\n"
+        "def get_config():\n"
+        "    config = mixed.get_config()\n"
+        f"    config.target, config.weights = {pair.target.name!r}, ''\n"
+        f"    config.drafts, config.names = ({pair.draft.name!r},), ('own',)\n"
+        f"    config.data_dir = {str(tmp_path / 'q.jsonl')!r}\n"
+        "    config.categories = ('kind 0', 'kind 1')\n"
+        "    config.max_new_tokens, config.temperatures = 12, (0.0,)\n"
+        "    return config\n"
+    )
+    work, flags = tmp_path / "trace", ["--gamma_max=2", "--inputs=4", "--nocosts", "--nojudged"]
+    trace = functools.partial(run, "experiments.trace", f"--config={file}", f"--workdir={work}")
+    assert trace(*flags).status == 0
+    made = files.read_rows(work / "results.jsonl")
+    assert [row["category"] for row in made] == ["kind 0", "kind 1"]
+    files.write_rows(work / "results.jsonl", made[:1])
+    assert trace(*flags).status == 0
+    again = files.read_rows(work / "results.jsonl")
+    same = ("category", "positions", "alpha", "file", "run")
+    assert [{n: r[n] for n in same} for r in again] == [{n: r[n] for n in same} for r in made]
+
+    to = tmp_path / "packed"
+    assert run("experiments.trace.pack", f"--trace={work}", f"--workdir={to}").status == 0
+    (row,) = files.read_rows(to / "results.jsonl")
+    assert row["kinds"] == {"kind 0": 4, "kind 1": 4}
+    assert row["positions"] == sum(one["positions"] for one in made)
+    lines = []
+    for place in (work, to):
+        job = functools.partial(run, "experiments.replay", f"--trace={place}")
+        outcome = job("--draft=own", "--c=0.1", "--policies=heuristic")
+        assert outcome.status == 0, outcome.stderr
+        assert "Speedup by kind of text" in outcome.stdout
+        lines.append(files.read_rows(place / "replay.jsonl"))
+    assert [x["by"] for x in lines[0]] == [x["by"] for x in lines[1]]
+    assert "has no costs: give --c" in job("--draft=own").stderr
+    with jax.numpy_dtype_promotion("standard"):
+        outcome = run("experiments.adaptive.offline", f"--trace={to}", "--c=0.1")
+    assert outcome.status == 0, outcome.stderr
+    assert "kind 1, unseen" in outcome.stdout
+    (to / row["file"]).write_bytes((to / row["file"]).read_bytes()[:300])
+    assert "damaged" in job("--c=0.1").stderr
