@@ -34,7 +34,7 @@ from specjax.policies.costs import mean
 from specjax.policies.loading import parse_with_costs, takes
 from specjax.pytrees import pytree
 from specjax.replay import replay
-from specjax.replay.rollouts import Rollouts
+from specjax.replay.rollouts import Recorder, Rollouts
 from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line
@@ -419,7 +419,7 @@ def counts(timed: Comparison, name: str) -> dict[str, Any]:
 def record(on: Study, draft: str, temperature: float) -> Rollouts:
     """Rollouts along the target's outputs, with hidden states where a head can read them."""
     outputs, hidden = on.outputs(temperature), isinstance(on.draft(draft), Checkpoint)
-    return on.record(draft, temperature, outputs, on.config.gamma_max, hidden=hidden)
+    return on.record(draft, temperature, outputs, on.config.gamma_max, recorder=Recorder(hidden))
 
 
 def loop(

@@ -213,20 +213,29 @@ def speedup(block: Block, name: str, *, whole: bool = False) -> Estimate:
 def over_best(block: Block, name: str) -> Estimate | None:
     """Speedup over the best static γ of the same draft, chosen on other batches.
 
-    γ is the fastest on one half of the batches, and its times on the other half count, both ways.
-    Each resample chooses again. None with fewer than two batches, or for plain decoding.
+    None with fewer than two batches, or for plain decoding.
     """
     draft, count = block.facts[name]["draft"], len(block.units[name])
     if count < 2 or draft is None or not (rivals := block.static(draft)):
         return None
+    took = [times(block.units[rival]) for rival in rivals]
+    return over_fastest(np.array(took), times(block.units[name]))
+
+
+def over_fastest(took: Float[np.ndarray, "R 2 N"], own: Float[np.ndarray, "2 N"]) -> Estimate:
+    """Speedup over the fastest of R rivals, chosen on other items: seconds and tokens of each.
+
+    A rival is the fastest on one half of the items, and its times on the other half count, both
+    ways. Each resample chooses again.
+    """
+    count = took.shape[2]
     drawn = resamples(count, parts=2)
     half = np.arange(count) % 2 == 0
-    took = np.array([times(block.units[rival]) for rival in rivals])  # [rivals, 2, N]
     sums = [np.einsum("bn,rxn->brx", drawn * of, took) for of in (half, ~half)]
     best = [np.argmin(of[..., 0] / of[..., 1], axis=1) for of in sums]
     every = np.arange(len(drawn))
     chosen = sums[1][every, best[0]] + sums[0][every, best[1]]
-    own_seconds, own_tokens = (drawn @ of for of in times(block.units[name]))
+    own_seconds, own_tokens = (drawn @ of for of in own)
     return estimate(chosen[:, 0] / chosen[:, 1] / (own_seconds / own_tokens), count)
 
 

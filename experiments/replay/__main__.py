@@ -30,10 +30,11 @@ Prints a table and writes replay.jsonl and report.md to the workdir, or else the
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
@@ -57,8 +58,7 @@ def main(_) -> None:
     if counted := directory.is_file():
         row, found, remark = of_counts(args, directory)
     else:
-        row, remark = find_row(directory, args.draft, args.temperature), ""
-        found = rollouts.load(directory / row["file"])
+        row, found, remark = of_trace(directory, args.draft, args.temperature)
     if args.c is None and args["widths"].present:
         raise ValueError(
             f"--widths={','.join(args.widths)} goes with --c: a trace has the costs of the widths "
@@ -67,6 +67,8 @@ def main(_) -> None:
     known = {name: Costs(**table) for name, table in row["costs"].items()}
     if args.c is not None:
         known = given(args, found.gamma_max)
+    if not known:
+        raise ValueError(f"--trace={directory} has no costs: give --c, in target steps.")
     table = known[costing.POLICIES]
     if wrong := doubts.poor_fit("this trace", table):
         remark = (
@@ -76,11 +78,29 @@ def main(_) -> None:
     key, draws = jax.random.key(args.seed), args.draws
     if row["temperature"] == 0 and not counted:
         draws = 1
-    lines = evaluate(chosen, found, known, key, draws, carry=args.carry)
+    kinds = [kind for kind, count in row.get("kinds", {}).items() for _ in range(count)]
+    lines = evaluate(chosen, found, known, key, draws, carry=args.carry, kinds=kinds)
     title = f"{short(row['draft'])}, T={row['temperature']:g}: {row['outputs']} outputs"
     rows = keep(workdir, lines, row, args.seed)
-    section = Section(title, COLUMNS, rows, remark, LEGEND)
-    command.publish(workdir, f"Replay of {title}", [section], rows)
+    sections = [Section(title, COLUMNS, rows, remark, LEGEND)]
+    if kinds:
+        sections += by_kind(rows, list(dict.fromkeys(kinds)))
+    command.publish(workdir, f"Replay of {title}", sections, rows)
+
+
+def by_kind(rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> list[Section]:
+    """Speedups by kind of text, over plain decoding and over the best γ of that kind."""
+
+    def cells(cell: Callable[[dict[str, Any]], str]) -> list[report.Column]:
+        return [(kind, lambda line, kind=kind: cell(line["by"][kind])) for kind in kinds]
+
+    name = COLUMNS[0]
+    speedups = cells(lambda one: f"{one['speedup']:.2f}")
+    ratios = cells(lambda one: f"{one['of_chosen']['value']:.2f}")
+    return [
+        Section("Speedup by kind of text", [name, *speedups], rows),
+        Section("Over the γ that is best for the kind", [name, *ratios], rows, legend=BY_KIND),
+    ]
 
 
 def keep(
@@ -114,17 +134,47 @@ def of_counts(args, file: pathlib.Path) -> tuple[dict[str, Any], Rollouts, str]:
     return {**facts, "outputs": len(steps), "costs": {}}, found, remark
 
 
-def find_row(directory: pathlib.Path, draft: str, temperature: float) -> dict[str, Any]:
-    """The trace's row for a draft, by the end of its name, and a temperature."""
+def of_trace(
+    directory: pathlib.Path, draft: str, temperature: float
+) -> tuple[dict[str, Any], Rollouts, str]:
+    """Read a draft's rollouts at a temperature, of all kinds of text; a row has the facts of all.
+
+    Args:
+      draft: the end of its name; "": the first.
+    """
     rows = files.read_rows(directory / "results.jsonl")
-    for row in rows:
-        if (not draft or short(row["draft"]) == draft) and row["temperature"] == temperature:
-            return row
-    there = ", ".join(f"{short(row['draft'])} T={row['temperature']:g}" for row in rows)
-    raise ValueError(
-        f"--trace={directory} has no --draft={draft!r} at --temperature={temperature:g}; it has "
-        f"{there or 'nothing: make it by experiments.trace'}."
-    )
+    mine = [
+        row
+        for row in rows
+        if (not draft or short(row["draft"]) == draft) and row["temperature"] == temperature
+    ]
+    if not mine:
+        names = [f"{short(row['draft'])} T={row['temperature']:g}" for row in rows]
+        there = ", ".join(dict.fromkeys(names))
+        raise ValueError(
+            f"--trace={directory} has no --draft={draft!r} at --temperature={temperature:g}; it "
+            f"has {there or 'nothing: make it by experiments.trace'}."
+        )
+    mine = [row for row in mine if row["draft"] == mine[0]["draft"]]
+    found = join([rollouts.load(directory / row["file"]) for row in mine])
+    kinds = {row["category"]: row["outputs"] for row in mine if "category" in row}
+    return {"kinds": kinds, "costs": {}, **mine[0], "outputs": len(found.emitted)}, found, ""
+
+
+def join(parts: Sequence[Rollouts]) -> Rollouts:
+    """Join rollouts of the same γ_max, in order; outputs of several are numbered anew."""
+    longest = max(part.tokens.shape[1] for part in parts)
+
+    def one(*fields: Any) -> jax.Array:
+        widths = [((0, 0), (0, longest - x.shape[1]), *((0, 0),) * (x.ndim - 2)) for x in fields]
+        return jnp.concatenate([jnp.pad(*both) for both in zip(fields, widths, strict=True)])
+
+    found = Rollouts(**{
+        name: one(*columns) if columns[0].ndim > 1 else jnp.concatenate(columns)
+        for name, columns in zip(Rollouts._fields, zip(*parts, strict=True), strict=True)
+    })  # fmt: skip
+    index = jnp.arange(len(found.emitted), dtype=jnp.int32)
+    return found if len(parts) == 1 else found._replace(input_index=index)
 
 
 def given(args, gamma_max: int) -> dict[str, Costs]:
@@ -140,24 +190,35 @@ def given(args, gamma_max: int) -> dict[str, Costs]:
     )
 
 
+def interval(of: Mapping[str, float]) -> str:
+    """A figure with its interval, if it has one."""
+    ends = f" ({of['low']:.3f}–{of['high']:.3f})" if of["low"] == of["low"] else ""
+    return f"{of['value']:.3f}{ends}"
+
+
 COLUMNS: list[report.Column] = [
     ("policy", lambda line: line["policy"]),
     ("τ", lambda line: f"{line['tau']:.2f}"),
     ("verified", lambda line: f"{line['verified']:.2f}"),
     ("speedup", lambda line: f"{line['speedup']:.3f}"),
     ("of the best γ", lambda line: f"{line['of_best_static']:.3f}"),
+    ("of γ chosen elsewhere", lambda line: interval(line["of_chosen"])),
     ("regret", lambda line: f"{line['regret']:.1%}"),
     ("gap closed", lambda line: "–" if line["closed"] is None else f"{line['closed']:.0%}"),
 ]
+BY_KIND = "γ, or plain decoding, is chosen on every other output of the kind for those between."
 LEGEND = (
     "τ: tokens per target call. verified: tokens per round. speedup: the time of plain decoding, "
-    "by that of the policy. of the best γ: the speedup, by that of the best constant. oracle: the "
-    "best length in every round and the best loop for every output, known beforehand. regret: time "
+    "by that of the policy. of the best γ: the speedup, by that of the best constant. of γ chosen "
+    "elsewhere: by that of the constant, or plain decoding, that is best on every other output, "
+    "for the outputs between; with a 95% interval over outputs. oracle: the best length in every "
+    "round and the best loop for every output, known beforehand. regret: time "
     "beyond the oracle's. gap closed: of the time between the best constant and the oracle."
 )
 
 
-if __name__ == "__main__":
+def define_flags() -> None:
+    """Define the flags of a trace, its costs and policies."""
     flags.DEFINE_string(
         "policies", "", "By name, with settings if need be, or import path (code that runs)."
     )
@@ -176,4 +237,8 @@ if __name__ == "__main__":
     flags.DEFINE_integer("seed", 0, "Of draws.")
     flags.DEFINE_string("workdir", "", "Directory for report and rows.")
     flags.mark_flag_as_required("trace")
+
+
+if __name__ == "__main__":
+    define_flags()
     command_line.run(main, __doc__)

@@ -1,14 +1,15 @@
 """Policies replayed on recorded rollouts, beside every constant γ and the oracle."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
-from jaxtyping import Key
+from jaxtyping import Float, Key
 
 from experiments import by_loop
+from experiments.chat import tables
 from specjax.measure import costing
 from specjax.policies import Costs, Policy, constant
 from specjax.replay import replay
@@ -26,6 +27,7 @@ def evaluate(
     draws: int,
     *,
     carry: bool = False,
+    kinds: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """A line for each constant γ that has a cost, the oracle and each policy.
 
@@ -34,6 +36,10 @@ def evaluate(
       known: costs by loop, as in `specjax.tuning.fitting`; policies without their own have those
         of the loop that they share.
       carry: and one for each policy that carries over what it learned, CARRIED behind its name.
+      kinds: of text, for each output: lines then have speedups for each of them.
+
+    A line's `of_chosen` is its speedup over the best constant γ, or plain decoding, as it was
+    chosen on other outputs, with a 95% interval over outputs.
     """
     table, gammas = known[costing.POLICIES], by_loop.gammas(known)
     own = [by_loop.static_costs(known, gamma) for gamma in gammas]
@@ -49,6 +55,7 @@ def evaluate(
         also = replay.replay(list(carrying.values()), found, key, draws=draws, carry=True)
         replayed = jax.tree.map(lambda *counts: np.concatenate(counts), replayed, also)
     lines: list[dict[str, Any]] = []
+    spent = []  # by output
     # Constants with a verify pass of γ + 1 positions, as they would run.
     own += [costs for _, costs in decoded.values()]
     own += [known.get(name, table) for name in carrying]
@@ -56,9 +63,21 @@ def evaluate(
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)
         scored = replay.score(one, found, own[i])
         lines.append({"policy": name, **_numbers(scored)})
+        spent.append(replay.times(one, own[i])[0])
     statics = own[: len(gammas)]
     bound = replay.oracle(found, key, [table, *statics], draws=draws)
     lines.insert(len(gammas), {"policy": "oracle", **_numbers(bound)})
+    plain, ways = replay.oracle_ways(found, key, [table, *statics], draws=draws)
+    spent.insert(len(gammas), ways[..., 0].sum(axis=0))
+    lengths = draws * np.asarray(found.emitted)
+    took = np.stack([[x, lengths] for x in (draws * plain, *spent)]).astype(np.float64)
+    for line, own_took in zip(lines, took[1:], strict=True):
+        line["by"] = {
+            kind: _beside(took[: len(gammas) + 1, :, there], own_took[:, there])
+            for kind in dict.fromkeys(kinds)
+            for there in [np.array([other == kind for other in kinds])]
+        }
+        line["of_chosen"] = tables.over_fastest(took[: len(gammas) + 1], own_took)._asdict()
     best = max(line["speedup"] for line in lines[: len(gammas)])
     oracle = float(bound.speedup)
     for line in lines:
@@ -67,6 +86,12 @@ def evaluate(
         room = 1 / best - 1 / oracle
         line["closed"] = (1 / best - 1 / line["speedup"]) / room if room > 0 else None
     return lines
+
+
+def _beside(rivals: Float[np.ndarray, "R 2 N"], own: Float[np.ndarray, "2 N"]) -> dict[str, Any]:
+    """Speedups over plain decoding, the first rival, and over the best one, chosen elsewhere."""
+    of_chosen = tables.over_fastest(rivals, own)._asdict()
+    return {"speedup": float(rivals[0, 0].sum() / own[0].sum()), "of_chosen": of_chosen}
 
 
 def _numbers(scored: Score) -> dict[str, float]:

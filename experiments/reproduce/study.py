@@ -1,5 +1,6 @@
 """What the tables share: the target with its outputs, the drafts, and the rows made so far."""
 
+import copy
 import dataclasses
 import functools
 import pathlib
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax
 
+from experiments.chat import fetch
 from experiments.tasks.config import load_examples, not_held_out
 from experiments.tasks.examples import Example
 from experiments.train import batches
@@ -51,18 +53,36 @@ class Study:
     def target(self) -> checkpoints.Checkpoint:
         """Whose distribution all outputs follow."""
         mesh = self.config.get("mesh") or None
-        self.keep("target", checkpoints.fingerprint(self.config.target))
-        command_line.say_loading(self.config.target)
-        loaded = checkpoints.load(self.config.target, **self.precision, mesh=mesh)
+        name = self.located(self.config.target)
+        self.keep("target", checkpoints.fingerprint(name))
+        command_line.say_loading(name)
+        loaded = checkpoints.load(name, **self.precision, mesh=mesh)
         command_line.say("compiling programs, each before it first runs")
         return loaded
 
     @functools.cached_property
     def examples(self) -> list[Example]:
         """The task's examples, in their order."""
-        found = load_examples(self.config)
-        self.keep("data", runs.fingerprint([dataclasses.astuple(example) for example in found]))
+        found = load_examples(self.config, target=self.located(self.config.target))
+        name = " ".join(("data", *self.config.get("categories", ())))
+        self.keep(name, runs.fingerprint([dataclasses.astuple(example) for example in found]))
         return found
+
+    def of_category(self, category: str) -> "Study":
+        """The same models and results with the examples of one category."""
+        assert self.target  # loaded once for all
+        part = copy.copy(self)
+        part.config = copy.deepcopy(self.config)
+        with part.config.unlocked():
+            part.config.categories = (category,)
+        part.__dict__.pop("examples", None)
+        part._outputs = {}
+        return part
+
+    def located(self, name: str) -> str:
+        """A model's or drafter's name with the paths of files that are downloaded."""
+        files = self.config.get("files", "") or self.results.path.parent
+        return fetch.resolved(name, pathlib.Path(files))
 
     def keep(self, name: str, value: Any) -> None:
         """Note what the rows are made with; ValueError if those that are there had another one.
@@ -104,8 +124,10 @@ class Study:
         return read_json(final).get("minutes") if final.is_file() else None
 
     def path(self, name: str) -> str:
-        """The config's own name of a draft that a cell names by `relative`."""
-        return next((draft for draft in self.config.drafts if relative(draft) == name), name)
+        """The config's own name of a draft that a cell names by its title or by `relative`."""
+        titles = dict(zip(self.config.get("names", ()), self.config.drafts, strict=False))
+        named = {relative(draft): draft for draft in self.config.drafts} | titles
+        return self.located(named.get(name, name))
 
     @functools.cached_property
     def counts(self) -> ngram.Counts:
@@ -189,13 +211,9 @@ class Study:
         outputs: Sequence[Sequence[int]],
         gamma_max: int,
         *,
-        hidden: bool = False,
+        recorder: rollouts.Recorder | None = None,
     ) -> Rollouts:
-        """Rollouts of a draft along outputs of the first inputs.
-
-        Args:
-          hidden: whether to keep the drafter's hidden states.
-        """
+        """Rollouts of a draft along outputs of the first inputs; see `rollouts.record`."""
         return rollouts.record(
             self.target,
             self.draft(draft),
@@ -207,7 +225,7 @@ class Study:
             key=jax.random.key(self.config.seed),
             batch_size=self.config.batch_size,
             max_source_len=self.config.max_source_len or None,
-            hidden=hidden,
+            recorder=recorder,
         )
 
     def alpha(

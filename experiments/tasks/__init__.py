@@ -80,7 +80,7 @@ def stream(
     if task == "jsonl":
         return jsonl.load(_jsonl_file(split, places))
     if task == questions.TASK:
-        return questions.first_turns(questions.load(_questions_place(split, places), categories))
+        return questions.first_turns(questions.load(_questions_places(split, places), categories))
     if len(places) > 1:
         raise ValueError(
             f"the task {task} takes one directory in the hub's layout; given: "
@@ -101,19 +101,19 @@ def _jsonl_file(split: str, places: Sequence[str | PathLike]) -> str | PathLike:
     return places[SPLITS.index(split)]
 
 
-def _questions_place(split: str, places: Sequence[str | PathLike]) -> str | PathLike:
-    """The place of the questions, which are a test split."""
+def _questions_places(split: str, places: Sequence[str | PathLike]) -> Sequence[str | PathLike]:
+    """The places of the questions, which are a test split."""
     if split != "test":
         raise ValueError(
             f"The task {questions.TASK} has questions to test with, and no {split} split: set "
             "split to test."
         )
-    if len(places) != 1:
+    if not places:
         raise ValueError(
             f"The task {questions.TASK} needs data_dir, a file of questions such as "
-            f"{questions.SOURCE}; given: {list(map(str, places))}"
+            f"{questions.SOURCE}, or several with commas between them."
         )
-    return places[0]
+    return places
 
 
 def warn_of_overlap(task: str, data: Mapping[str, Sequence[Example]]) -> None:

@@ -10,7 +10,7 @@ from specjax.cli.inputs import turn_writer
 from specjax.models.checkpoint import Checkpoint
 
 
-def load_examples(config, split: str = "") -> list[Example]:
+def load_examples(config, split: str = "", target: str = "") -> list[Example]:
     """Load the examples of a config's task, of its own split or another.
 
     Turns of spec_bench are written as prompts.
@@ -18,6 +18,7 @@ def load_examples(config, split: str = "") -> list[Example]:
     Args:
       config: data_dir is the data's place if it differs from the task's. Or with the user's own
         `texts`, which have no target and no other split.
+      target: the model whose prompts turns are written as; default: the config's.
 
     Raises:
       ValueError: there are none, or as `tasks.load`.
@@ -30,7 +31,8 @@ def load_examples(config, split: str = "") -> list[Example]:
         raise ValueError(f"Task {config.task!r} has no inputs in split {split!r}.")
     if config.task != questions.TASK:
         return found
-    write = turn_writer(tokenizers.load(finding.locate(config.target)), config.target)
+    target = target or config.target
+    write = turn_writer(tokenizers.load(finding.locate(target)), target)
     return [dataclasses.replace(one, input=write(one.input)) for one in found]
 
 

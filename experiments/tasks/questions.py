@@ -44,18 +44,22 @@ class Question(NamedTuple):
         return CONVERSATION if self.category in MT_BENCH else self.category
 
 
-def load(place: str | os.PathLike, categories: Sequence[str] = ()) -> list[Question]:
+def load(
+    places: str | os.PathLike | Sequence[str | os.PathLike], categories: Sequence[str] = ()
+) -> list[Question]:
     """Load questions, in their order.
 
     Args:
-      place: a file of JSON lines; a directory with question.jsonl or with other files *.jsonl; or a
-        data set, as a directory or a name on the hub, which the package datasets reads.
+      places: each a file of JSON lines; a directory with question.jsonl or with other files
+        *.jsonl; or a data set, as a directory or a name on the hub, which the package datasets
+        reads.
       categories: those to keep, by category or `kind`; none: all.
 
     Raises:
-      ValueError: the place is missing, a row is wrong, or there is no question of a category.
+      ValueError: a place is missing, a row is wrong, or there is no question of a category.
     """
-    found = _load(place)
+    each = [places] if isinstance(places, str | os.PathLike) else places
+    found, place = [one for place in each for one in _load(place)], " and ".join(map(str, each))
     if not found:
         raise ValueError(f"{place} has no questions. {TURNS}")
     known = dict.fromkeys(name for one in found for name in (one.kind, one.category))

@@ -10,6 +10,7 @@ refused.
 """
 
 import dataclasses
+import functools
 import pathlib
 import time
 from typing import Any
@@ -28,13 +29,14 @@ from specjax.support.named import short
 GAMMA_MAX = 8  # where neither flag nor config says it
 COLUMNS: list[report.Column] = [
     ("draft", lambda row: short(row["draft"])),
+    ("category", lambda row: row.get("category", "–")),
     ("T", lambda row: f"{row['temperature']:g}"),
     ("outputs", lambda row: str(row["outputs"])),
     ("positions", lambda row: str(row["positions"])),
     ("α", lambda row: f"{row['alpha']:.3f}"),
-    ("c", lambda row: f"{row['c']:.3f}"),
-    ("round of γ_max", lambda row: f"{row['round']:.2f}"),
-    ("costs off by", lambda row: f"{row['costs']['policies']['error']:.1%}"),
+    ("c", lambda row: f"{row['c']:.3f}" if "c" in row else "–"),
+    ("round of γ_max", lambda row: f"{row['round']:.2f}" if "c" in row else "–"),
+    ("costs off by", lambda row: f"{row['costs']['policies']['error']:.1%}" if "c" in row else "–"),
     ("MB", lambda row: f"{row['bytes'] / 1e6:.1f}"),
     ("s", lambda row: f"{row['seconds']:.0f}"),
 ]
@@ -49,6 +51,7 @@ def main(config, workdir: pathlib.Path) -> None:
     with config.unlocked():
         config.trace = {"gamma_max": gamma_max, "inputs": args.inputs, "hidden": args.hidden}
         config.trace.widths = command.widths(args.widths, gamma_max)
+        config.trace.update({name: False for name in ("costs", "judged") if not args[name].value})
     on = Study(config, study.open_results(workdir, config))
     rows = fill(on, workdir)
     report.show(command.console(), COLUMNS, rows, f"Rollouts of {gamma_max} tokens: {workdir}")
@@ -56,10 +59,17 @@ def main(config, workdir: pathlib.Path) -> None:
 
 def fill(on: Study, workdir) -> list[dict[str, Any]]:
     """Trace what is missing; all rows in order."""
-    cells = study.keys(on.config, (*on.config.timed_ngrams, *on.config.drafts))
+    config = on.config
+    drafts = *config.timed_ngrams, *(config.get("names", ()) or config.drafts)
+    cells = study.keys(config, drafts)
+    if categories := config.get("categories", ()):
+        cells = [{**cell, "category": category} for category in categories for cell in cells]
+        cells.sort(key=lambda cell: config.temperatures.index(cell["temperature"]))
+    part = functools.lru_cache(1)(on.of_category)  # its drafts find the target's outputs there
 
     def measured(**cell: Any) -> list[dict[str, Any]]:
-        return [measure(on, cell, workdir)]
+        category = cell.get("category", "")
+        return [measure(part(category) if category else on, cell, workdir)]
 
     return command.fill(on.results, cells, measured, lambda: study.identity(on))
 
@@ -74,10 +84,12 @@ def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
     config, draft, temperature = on.config, cell["draft"], cell["temperature"]
     count, gamma_max = min(config.trace.inputs, len(on.examples)), config.trace.gamma_max
     begin = time.perf_counter()
-    outputs = [row.tokens for row in on.decode(None, temperature, count)]
-    found = on.record(draft, temperature, outputs, gamma_max, hidden=config.trace.hidden)
+    outputs = on.outputs(temperature, count)
+    recorder = rollouts.Recorder(config.trace.hidden, config.trace.get("judged", True))
+    found = on.record(draft, temperature, outputs, gamma_max, recorder=recorder)
     seconds = time.perf_counter() - begin
-    file = workdir / f"{short(draft)}-T{temperature:g}.npz"
+    names = short(draft), f"T{temperature:g}", *cell.get("category", "").split()
+    file = workdir / f"{'-'.join(names)}.npz"
     rollouts.save(file, found)
     emitted = np.asarray(found.emitted)
     tokens = np.arange(found.tokens.shape[1]) < emitted[:, None]
@@ -89,7 +101,7 @@ def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
         "alpha": float(np.asarray(found.overlap)[:, :, 0][tokens].mean()),
         "bytes": file.stat().st_size,
         "seconds": seconds,
-        **costs_of(on, draft, temperature),
+        **(costs_of(on, draft, temperature) if config.trace.get("costs", True) else {}),
         "batch": 1,  # of what was timed
     }
 
@@ -119,5 +131,8 @@ if __name__ == "__main__":
                          f"config's gamma_max, or {GAMMA_MAX}.")  # fmt: skip
     flags.DEFINE_integer("inputs", 200, "Inputs, the first of the config's split.")
     flags.DEFINE_list("widths", [], "Of the policies' verify passes: none, all, or some numbers.")
+    flags.DEFINE_bool("costs", True, "Time rounds and calls too.")
+    flags.DEFINE_bool("judged", True, "Let the target read what follows a rejected token; replay "
+                      "does not need it.")  # fmt: skip
     flags.DEFINE_bool("hidden", False, "Record the drafter's hidden states too.")
     command.run(main, __doc__, "What to decode, by what.")

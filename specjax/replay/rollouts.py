@@ -116,10 +116,15 @@ class Noted(NamedTuple):
 
 @pytree
 class Recorder(Policy):
-    """Drafts γ_max tokens, and records what policies observe."""
+    """Drafts γ_max tokens, and records what policies observe.
+
+    If not `judged`, the target does not read what is drafted behind a rejected token, and is taken
+    to agree with the draft there. Rounds are the same, unless a policy learns from such tokens.
+    """
 
     fixed = True
-    hidden: bool = dataclasses.field(default=False, metadata={"static": True})
+    hidden: bool = dataclasses.field(default=False, metadata={"static": True})  # record these too
+    judged: bool = dataclasses.field(default=True, metadata={"static": True})
 
     def init(self, keys, gamma_max):
         return _nothing(jnp.zeros(keys.shape, jnp.int32), gamma_max, 0)
@@ -188,15 +193,18 @@ def roll_out(
         distribution = target[:, 0]
         accepted = jnp.zeros_like(emitted)
         if guesses(method.drafter):
-            accepted = count_accepted(start, own, target)
+            accepted = _accepted(method, contexts, start, own, target, emitted)
             rejected = jnp.minimum(accepted, gamma_max - 1)
             distribution = block_at(target, rejected, 1)[:, 0]
         # Behind the output nothing is rejected, and drafts are ordinary draws.
         behind = start.rounds + accepted >= emitted
         dice = Rejected(own, accepted, jnp.where(behind[:, None], -jnp.inf, distribution))
         drafts, after = speculative.draft(method, contexts.drafter, start, dice)
-        logprobs, _, after = speculative.verify(method, contexts.target, after, drafts)
-        distributions, noted = logprobs[:, :gamma_max], after.policy
+        noted = after.policy
+        distributions = jnp.concatenate([target[:, :1], drafts.logprobs[:, 1:]], axis=1)
+        if method.policy.judged or guesses(method.drafter):
+            logprobs, _, after = speculative.verify(method, contexts.target, after, drafts)
+            distributions = logprobs[:, :gamma_max]
         own_draft = at_tokens(drafts.logprobs[:, :1], own[:, :1])[:, 0]
         probs = jnp.exp(distributions)
         found = {
@@ -218,21 +226,21 @@ def roll_out(
         }
         return after, found
 
-    def count_accepted(start, own, target):
-        """Count accepted tokens, as if the whole output were drafted; settled as in `replay`."""
-        everything = Rejected(own, jnp.full_like(emitted, gamma_max), target[:, 0])
-        drafts, _ = speculative.draft(method, contexts.drafter, start, everything)
-        chance = _chance(at_tokens(drafts.logprobs, own), at_tokens(target, own))
-        slots = jnp.arange(gamma_max, dtype=jnp.int32)
-        position = start.rounds[:, None] + slots[None, :]
-        point = jax.vmap(acceptance_point, (None, 1), 1)(start.keys, position)
-        there = position < jnp.minimum(emitted, start.rounds + drafts.length)[:, None]
-        kept = (point < chance) & there
-        return jnp.sum(jnp.cumprod(kept, axis=1), axis=1, dtype=jnp.int32)
-
     after, found = along(method, contexts, state, outputs, emitted, from_position)
     found = {n: x if x.dtype == jnp.int32 else x.astype(jnp.float32) for n, x in found.items()}
     return Rollouts(input_index, emitted, budget=state.limit - first, **found), after
+
+
+def _accepted(method, contexts, start, own, target, emitted) -> Int[Array, " B"]:
+    """Count accepted tokens, as if the whole output were drafted; settled as in `replay`."""
+    everything = Rejected(own, jnp.full_like(emitted, method.gamma_max), target[:, 0])
+    drafts, _ = speculative.draft(method, contexts.drafter, start, everything)
+    chance = _chance(at_tokens(drafts.logprobs, own), at_tokens(target, own))
+    position = start.rounds[:, None] + jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
+    point = jax.vmap(acceptance_point, (None, 1), 1)(start.keys, position)
+    there = position < jnp.minimum(emitted, start.rounds + drafts.length)[:, None]
+    kept = (point < chance) & there
+    return jnp.sum(jnp.cumprod(kept, axis=1), axis=1, dtype=jnp.int32)
 
 
 def _nothing(own, gamma_max, width) -> Noted:
@@ -252,20 +260,20 @@ def record(
     key: Key[Array, ""],
     batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
-    hidden: bool = False,
+    recorder: Recorder | None = None,
 ) -> Rollouts:
     """Record rollouts of `gamma_max` tokens along the target's outputs, one for each text.
 
     Args:
       max_new_tokens: the budget that the outputs had.
       key: key of the rollouts' randomness.
-      hidden: record the drafter's hidden states as well, which only some policies read.
+      recorder: what is recorded beside the rest; default: `Recorder()`.
 
     Raises:
       ValueError: every input or output is empty, or the drafter learns from round to round.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    drafting = Drafting(gamma_max, Recorder(hidden))
+    drafting = Drafting(gamma_max, recorder or Recorder())
     method: Any = building.with_draft(target, draft, drafting, sampling)
     names = target.name, getattr(draft, "name", type(draft).__name__)
     if learns(method.drafter):
@@ -274,17 +282,8 @@ def record(
             "rollout: record its drafters one by one."
         )
     parts = []
-    for batch in batches(
-        method,
-        target,
-        texts,
-        outputs,
-        rounds=True,
-        max_new_tokens=max_new_tokens,
-        key=key,
-        batch_size=batch_size,
-        max_source_len=max_source_len,
-    ):
+    run = method, target, texts, outputs, batch_size, max_source_len
+    for batch in batches(*run, rounds=True, max_new_tokens=max_new_tokens, key=key):
         found, state = roll_out(method, *batch[1:])
         check_finite(state, names)
         parts.append(_flat(found, batch.live))
@@ -328,8 +327,7 @@ def load(path: str | os.PathLike) -> Rollouts:
             f"{path}: its outputs take {padded:,} bytes at the length of the longest, and "
             f"those of a file of its size at most {most:,}. {way_out}"
         )
-    flat["hidden"] = flat["hidden"].astype(np.float32)
-    return _unflat(flat)
+    return _unflat({n: x.astype(np.float32) if x.dtype.kind == "f" else x for n, x in flat.items()})
 
 
 # Padded bytes per byte of a file: it is packed to a third, and one output is 20 times the mean.

@@ -61,12 +61,12 @@ def method_of(policy, distribution, drafter=None) -> Speculative:
     )
 
 
-def recorded(method, inputs, *, hidden=True, keys=None, budget=BUDGET) -> Rollouts:
+def recorded(method, inputs, *, hidden=True, judged=True, keys=None, budget=BUDGET) -> Rollouts:
     """Rollouts along the target's own outputs."""
     plain = test_loops.alone(method)
     state = test_loops.run(plain, inputs, budget, keys=keys)
     outputs = test_loops.outputs(state, inputs)
-    method = dataclasses.replace(method, policy=Recorder(hidden))
+    method = dataclasses.replace(method, policy=Recorder(hidden, judged))
     contexts, start = test_loops.begin(method, inputs, budget, keys=keys)
     index = jnp.arange(len(outputs), dtype=jnp.int32)
     padded = along.padded(outputs, len(outputs), budget + 1)

@@ -5,10 +5,21 @@ By import path: policy="experiments.adaptive.policies:hedge(rate=8.0)".
 
 from experiments.adaptive.policies.acceptance_head import head
 from experiments.adaptive.policies.bandits import exp3, hedge, tapout, ucb
+from experiments.adaptive.policies.learned import online
 from experiments.adaptive.policies.lengths import average, first_descent, gammatune
 from specjax.support.named import name_in
 
-__all__ = ["average", "exp3", "first_descent", "gammatune", "head", "hedge", "tapout", "ucb"]
+__all__ = [
+    "average",
+    "exp3",
+    "first_descent",
+    "gammatune",
+    "head",
+    "hedge",
+    "online",
+    "tapout",
+    "ucb",
+]
 
 
 def path(text: str) -> str:

@@ -1,0 +1,213 @@
+"""Policies by logistic regression: learned offline, on recorded rollouts, or online by each row."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from specjax.policies import Costs, Policy
+from specjax.policies.calibrated import log_odds
+from specjax.policies.costs import required
+from specjax.pytrees import pytree
+from specjax.replay.rollouts import Rollouts
+from specjax.rounds import where_active
+from specjax.support.ranges import number
+
+MEMORY = 0.8  # the share of past rounds in a row's mean acceptance
+FIRST = 0.7  # which is this before any round
+LASTING = 0.98  # the share of past rounds in a row's rate of tokens
+WEIGHT = 20.0  # of the first rate, in target steps
+STEPS, ADAM, DECAY = 400, 0.1, 1e-3  # of fitting, with a weight for the squares
+
+
+class Seen(NamedTuple):
+    """A row's rounds so far, and its draft in this one."""
+
+    past: Float[Array, " B"]  # the mean acceptance of tested tokens, fading
+    gained: Float[Array, " B"]  # fading sums: tokens, and the time that they took
+    spent: Float[Array, " B"]
+    here: Float[Array, "B F"]  # weights, as in `Learned`
+    after: Float[Array, "B F"]
+    entropy: Float[Array, " B"]  # of the distribution that the newest token is drawn from
+    known: Float[Array, "B G F"]  # features of this round's tokens
+    count: Int[Array, " B"]  # drafted tokens
+    survival: Float[Array, " B"]  # P(all of them are accepted)
+
+
+def features(
+    belief: Array, entropy: Array, past: Array, slot: Array, gamma_max: int
+) -> Float[Array, "*batch F"]:
+    """What is known of a drafted token: belief, entropy, the row's past, and its slot one-hot."""
+    numbers = jnp.stack([log_odds(belief), entropy, log_odds(past)], axis=-1)
+    slots = jax.nn.one_hot(slot, gamma_max, dtype=jnp.float32)
+    return jnp.concatenate([numbers.astype(jnp.float32), slots], axis=-1)
+
+
+@pytree
+class Learned(Policy):
+    """Drafts while the next token is worth its time at the row's own rate of tokens.
+
+    After token n was drawn, all drafted ones are accepted with the chance S, and the next one with
+    S·b. Another token is drafted if S·b > rate · (cost(n + 1) − cost(n)). S and b are logistic in
+    the `features` of the newest token, b of a round's first token in the row's past alone. With a
+    learning rate each row moves its weights by online logistic regression.
+    """
+
+    here: Float[Array, " F"]  # weights of the newest token's own chance
+    after: Float[Array, " F"]  # of the next one's, if it is accepted
+    first: Float[Array, " 2"]  # of a round's first token: a level, and the past
+    rate: Float[Array, ""]  # tokens per time, before any round
+    learning_rate: Float[Array, ""]
+    costs: Costs
+
+    def init(self, keys, gamma_max):
+        ones = jnp.ones(keys.shape, jnp.float32)
+        weights = (jnp.broadcast_to(w, (*keys.shape, len(w))) for w in (self.here, self.after))
+        known = jnp.zeros((*keys.shape, gamma_max, len(self.here)), jnp.float32)
+        return Seen(
+            FIRST * ones, WEIGHT * self.rate * ones, WEIGHT * ones, *weights, 0 * ones, known,
+            jnp.zeros(keys.shape, jnp.int32), ones,
+        )  # fmt: skip
+
+    def begin(self, state, live, gamma_max):
+        fresh = state._replace(count=0 * state.count, survival=jnp.ones_like(state.survival))
+        chance = jax.nn.sigmoid(self.first[0] + self.first[1] * log_odds(state.past))
+        cost = self.costs.round_times(gamma_max)
+        pays = chance > state.gained / state.spent * (cost[1] - cost[0])
+        return fresh, jnp.where(pays, gamma_max, 0)
+
+    def keep_drafting(self, state, seen):
+        return state._replace(entropy=seen.entropy), seen.drafting
+
+    def go_on(self, state, drafting, logprob):
+        gamma_max = state.known.shape[1]
+        known = features(jnp.exp(logprob), state.entropy, state.past, state.count, gamma_max)
+        chance = jax.nn.sigmoid(jnp.sum(known * state.here, axis=1))
+        following = jax.nn.sigmoid(jnp.sum(known * state.after, axis=1))
+        survival, count = state.survival * chance, state.count + 1
+        more = jnp.append(jnp.diff(self.costs.round_times(gamma_max)), jnp.inf)[count]
+        pays = survival * following > state.gained / state.spent * more
+        rows = jnp.arange(len(count))
+        state = state._replace(
+            known=state.known.at[rows, state.count].set(known, mode="drop"),
+            count=count, survival=survival,
+        )  # fmt: skip
+        return state, drafting & pays
+
+    def update(self, state, round_):
+        tested, ratio = round_.tested, round_.ratio
+        total = jnp.sum(tested, axis=1, dtype=jnp.float32)
+        mean = jnp.sum(jnp.where(tested, ratio, 0.0), axis=1) / jnp.maximum(total, 1)
+        took = jnp.asarray(self.costs.round_times(round_.gamma_max))[round_.verified]
+        new = state._replace(
+            past=jnp.where(total > 0, MEMORY * state.past + (1 - MEMORY) * mean, state.past),
+            gained=LASTING * state.gained + round_.emitted.astype(jnp.float32),
+            spent=LASTING * state.spent + took,
+            here=state.here + self._step(state.here, state.known, ratio, tested),
+            after=state.after
+            + self._step(state.after, state.known[:, :-1], ratio[:, 1:], tested[:, 1:]),
+        )
+        return where_active(round_, new, state)
+
+    def _step(self, weights, known, ratio, tested):
+        """The step of online logistic regression that tested tokens make."""
+        chance = jax.nn.sigmoid(jnp.einsum("bgf,bf->bg", known, weights))
+        error = jnp.where(tested, ratio - chance, 0.0)
+        return self.learning_rate * jnp.einsum("bg,bgf->bf", error, known)
+
+
+def online(
+    costs: Costs, prior: float = 0.7, slope: float = 0.6, learning_rate: float = 0.05
+) -> Learned:
+    """Make the policy that learns from the row alone, by online logistic regression on
+    log(b/(1 − b)) of the belief b with one slope and a level for each slot, as a proposal for vLLM
+    does (its issue 52228).
+
+    Args:
+      prior: the chance of acceptance before any round, at even belief.
+      slope: before any round.
+    """
+    table = required(costs)
+    level = math.log(number("prior", prior, "(0, 1)") / (1 - prior))
+    weights = jnp.float32([slope, 0.0, 0.0, *[level] * table.gamma_max])
+    first = jnp.float32([0.0, 1.0])
+    rate = jnp.float32(number("learning_rate", learning_rate, "[0, ∞)"))
+    return Learned(weights, weights, first, jnp.float32(1.0), rate, table)
+
+
+class Tested(NamedTuple):
+    """Tested tokens of rounds of γ_max tokens along outputs."""
+
+    known: Float[np.ndarray, "N F"]
+    accepted: Bool[np.ndarray, " N"]
+    following: Bool[np.ndarray, " N"]  # whether the next token of the round is tested
+    next_accepted: Bool[np.ndarray, " N"]
+
+
+def seen_in(found: Rollouts) -> Tested:
+    """Decode outputs in rounds of γ_max tokens, and list the tokens that the target tests."""
+    chances = np.asarray(found.acceptance)
+    drawn = np.random.default_rng(0).random(chances.shape) < chances
+    belief, own = np.exp(np.asarray(found.belief_logprob)), np.exp(found.own_belief_logprob)
+    entropy, emitted = np.asarray(found.entropy), np.asarray(found.emitted)
+    budget = np.asarray(found.budget)
+    rows: list[tuple[float, ...]] = []
+    for n, length in enumerate(emitted):
+        begin, past = 0, FIRST
+        while begin < length:
+            kept, room = 0, min(found.gamma_max, length - begin, budget[n] - begin - 1)
+            while kept < room and drawn[n, begin + kept]:
+                kept += 1
+            last = min(kept + 1, room)
+            for slot in range(last):
+                at, ok = begin + slot, slot < kept
+                seen = own[n, at] if ok else belief[n, at, 0]
+                then = slot + 1 < last, slot + 1 < kept
+                rows.append((seen, entropy[n, at, 0], past, slot, ok, *then))
+            past = MEMORY * past + (1 - MEMORY) * kept / max(last, 1)
+            begin += kept + 1
+    columns = np.array(rows).T
+    slots = jnp.asarray(columns[3], jnp.int32)
+    known = np.asarray(features(*map(jnp.float32, columns[:3]), slots, found.gamma_max))
+    return Tested(known, *(column > 0 for column in columns[4:]))
+
+
+def fit(found: Rollouts, costs: Costs, rate: float) -> Learned:
+    """Fit the weights to recorded rollouts; rows then keep them.
+
+    Args:
+      rate: tokens per time at first, such as those of the best γ.
+    """
+    seen = seen_in(found)
+    first = seen.known[:, 3] == 1
+    past = np.stack([np.ones(first.sum()), seen.known[first, 2]], axis=1)
+    return Learned(
+        _logistic(seen.known, seen.accepted),
+        _logistic(seen.known[seen.following], seen.next_accepted[seen.following]),
+        _logistic(past, seen.accepted[first]),
+        jnp.float32(rate), jnp.float32(0.0), costs,
+    )  # fmt: skip
+
+
+def _logistic(known: Float[np.ndarray, "N F"], true: Bool[np.ndarray, " N"]) -> Float[Array, " F"]:
+    """Weights with the least mean cross-entropy."""
+
+    def loss(weights):
+        odds = jnp.asarray(known) @ weights
+        each = optax.sigmoid_binary_cross_entropy(odds, jnp.asarray(true, jnp.float32))
+        return jnp.mean(each) + DECAY * jnp.sum(weights**2)
+
+    adam = optax.adam(ADAM)
+
+    def step(_, carry):
+        weights, state = carry
+        updates, state = adam.update(jax.grad(loss)(weights), state)
+        return optax.apply_updates(weights, updates), state
+
+    start = jnp.zeros(known.shape[1], jnp.float32)
+    return jax.jit(lambda w: jax.lax.fori_loop(0, STEPS, step, (w, adam.init(w)))[0])(start)

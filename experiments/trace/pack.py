@@ -1,0 +1,76 @@
+"""Pack a trace to be shipped: a file for each draft and temperature, with what replay reads.
+
+    python -m experiments.trace.pack --trace=runs/mixed --workdir=docs/results/mixed
+
+Numbers are rounded to 7 bits. A rollout is left out where the target accepts the output's own token
+for certain, since no round drafts along it. The entropy of the target is left out. Results.jsonl
+has a row for each file, with the outputs and the α of each kind of text.
+"""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from experiments.replay.__main__ import of_trace
+from specjax.replay import rollouts
+from specjax.replay.rollouts import Rollouts
+from specjax.support import command_line, files
+from specjax.support.named import short
+
+LOST_BITS = 4  # of the 10 bits behind the point of a float16
+
+
+def main(_) -> None:
+    trace = pathlib.Path(flags.FLAGS.trace)
+    workdir = command_line.make_workdir(flags.FLAGS.workdir)
+    rows = files.read_rows(trace / "results.jsonl")
+    cells = dict.fromkeys((row["draft"], row["temperature"]) for row in rows)
+    lines = []
+    for draft, temperature in cells:
+        row, found, _ = of_trace(trace, short(draft), temperature)
+        name = f"{short(draft)}-T{temperature:g}.npz"
+        rollouts.save(workdir / name, packed(found))
+        mine = [one for one in rows if (one["draft"], one["temperature"]) == (draft, temperature)]
+        lines.append({**row, **facts(mine), "file": name})
+        command_line.say(f"{name}: {(workdir / name).stat().st_size:,} bytes")
+    files.write_rows(workdir / "results.jsonl", lines)
+
+
+def facts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over the kinds of text, and their α."""
+    positions = sum(row["positions"] for row in rows)
+    mean = sum(row["positions"] * row["alpha"] for row in rows) / positions
+    kinds = {row.get("category", ""): round(row["alpha"], 3) for row in rows}
+    return {"category": None, "positions": positions, "alpha": mean, "alpha_by_kind": kinds}
+
+
+def packed(found: Rollouts) -> Rollouts:
+    """Round, and clear what no replayed round reads."""
+    sure = (found.acceptance == 1) & (found.accepted < 0)
+    fields = {name: np.array(x) for name, x in found._asdict().items()}
+    fields["target_entropy"] *= 0
+    for name in ("drafts", "target", "draft", "belief_logprob", "overlap", "entropy", "top1"):
+        # Of the output's own token the first slot holds what does not depend on the token drawn.
+        kept = 1 if name in ("overlap", "entropy", "top1") else 0
+        fields[name][np.asarray(sure), kept:] = 0
+    for name, x in fields.items():
+        if x.dtype == np.float32:
+            fields[name] = _rounded(x)
+    return Rollouts(**fields)
+
+
+def _rounded(x: np.ndarray) -> np.ndarray:
+    """Round to a float16 whose last bits are 0."""
+    bits = x.astype(np.float16).view(np.uint16).astype(np.uint32)
+    there = np.isfinite(x)
+    bits = np.where(there, (bits + (1 << (LOST_BITS - 1))) >> LOST_BITS << LOST_BITS, bits)
+    return bits.astype(np.uint16).view(np.float16)
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("trace", None, "Directory of experiments.trace.")
+    flags.DEFINE_string("workdir", None, "Directory for the files.")
+    flags.mark_flags_as_required(["trace", "workdir"])
+    command_line.run(main, __doc__)

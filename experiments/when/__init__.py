@@ -1,1 +1,0 @@
-"""When adaptive draft lengths pay: `synthetic.py` makes rollouts without models."""
