@@ -12,7 +12,9 @@ output, plain decoding included. Constants run with a verify pass of their own w
 those that the trace was timed with, or given in target steps: --c, --verify (one number, or one for
 each of 0 … γ_max drafted tokens), --overhead and --widths. Policies that weigh tokens against time
 get them. With --carry policies have a second line: outputs one after the other, each beginning
-with what was learned in those before (`specjax.generate(..., carry_state=True)`).
+with what was learned in those before (`specjax.generate(..., carry_state=True)`). With --learned
+there is a policy of logistic regression, fitted to one half of the outputs and replayed on the
+other, both ways; and to all kinds of text but the one that it is replayed on.
 
 --trace also takes a file of responses: of vLLM with --per-request-spec-decode-metrics=detailed, or
 of `specjax decode` with --format=vllm. It holds counts alone: policies that read beliefs are
@@ -79,13 +81,22 @@ def main(_) -> None:
     if row["temperature"] == 0 and not counted:
         draws = 1
     kinds = [kind for kind, count in row.get("kinds", {}).items() for _ in range(count)]
-    lines = evaluate(chosen, found, known, key, draws, carry=args.carry, kinds=kinds)
+    folds = folds_of(len(found.emitted), kinds) if args.learned else {}
+    lines = evaluate(chosen, found, known, key, draws, carry=args.carry, kinds=kinds, folds=folds)
     title = f"{short(row['draft'])}, T={row['temperature']:g}: {row['outputs']} outputs"
     rows = keep(workdir, lines, row, args.seed)
     sections = [Section(title, COLUMNS, rows, remark, LEGEND)]
     if kinds:
         sections += by_kind(rows, list(dict.fromkeys(kinds)))
     command.publish(workdir, f"Replay of {title}", sections, rows)
+
+
+def folds_of(outputs: int, kinds: Sequence[str]) -> dict[str, list[np.ndarray]]:
+    """Halves of the outputs, and all outputs by kind of text."""
+    every = np.arange(outputs)
+    halves = {"learned on the other half": [every[every % 4 < 2], every[every % 4 >= 2]]}
+    parts = [np.flatnonzero([other == kind for other in kinds]) for kind in dict.fromkeys(kinds)]
+    return halves | ({"learned on other kinds": parts} if len(parts) > 1 else {})
 
 
 def by_kind(rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> list[Section]:
@@ -217,8 +228,7 @@ LEGEND = (
 )
 
 
-def define_flags() -> None:
-    """Define the flags of a trace, its costs and policies."""
+if __name__ == "__main__":
     flags.DEFINE_string(
         "policies", "", "By name, with settings if need be, or import path (code that runs)."
     )
@@ -234,11 +244,8 @@ def define_flags() -> None:
     flags.DEFINE_list("widths", ["all"], "With --c: of policies' passes; all, none or numbers.")
     flags.DEFINE_float("overhead", 0.0, "With --c: the rest of a round.")
     flags.DEFINE_bool("carry", False, "Policies also with what they learned on earlier outputs.")
+    flags.DEFINE_bool("learned", False, "A policy fitted to other outputs, and to other kinds too.")
     flags.DEFINE_integer("seed", 0, "Of draws.")
     flags.DEFINE_string("workdir", "", "Directory for report and rows.")
     flags.mark_flag_as_required("trace")
-
-
-if __name__ == "__main__":
-    define_flags()
     command_line.run(main, __doc__)

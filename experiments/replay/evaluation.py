@@ -1,6 +1,7 @@
 """Policies replayed on recorded rollouts, beside every constant γ and the oracle."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -9,11 +10,12 @@ from jax import Array
 from jaxtyping import Float, Key
 
 from experiments import by_loop
+from experiments.adaptive.policies.learned import fit
 from experiments.chat import tables
 from specjax.measure import costing
 from specjax.policies import Costs, Policy, constant
 from specjax.replay import replay
-from specjax.replay.replay import Score
+from specjax.replay.replay import Replayed, Score
 from specjax.replay.rollouts import Rollouts
 
 CARRIED = ", carried over"
@@ -28,6 +30,7 @@ def evaluate(
     *,
     carry: bool = False,
     kinds: Sequence[str] = (),
+    folds: Mapping[str, Sequence[np.ndarray]] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """A line for each constant γ that has a cost, the oracle and each policy.
 
@@ -37,6 +40,8 @@ def evaluate(
         of the loop that they share.
       carry: and one for each policy that carries over what it learned, CARRIED behind its name.
       kinds: of text, for each output: lines then have speedups for each of them.
+      folds: by the name of a line, parts of the outputs, each replayed by a policy that was fitted
+        to the outputs of the other parts.
 
     A line's `of_chosen` is its speedup over the best constant γ, or plain decoding, as it was
     chosen on other outputs, with a 95% interval over outputs.
@@ -54,11 +59,15 @@ def evaluate(
         everyone |= {f"{name}{CARRIED}": policy for name, policy in carrying.items()}
         also = replay.replay(list(carrying.values()), found, key, draws=draws, carry=True)
         replayed = jax.tree.map(lambda *counts: np.concatenate(counts), replayed, also)
+    for name, parts in folds.items():
+        everyone |= {name: constant(1)}  # of which only the name is read from here on
+        also = _fitted_elsewhere(found, parts, table, key, draws)
+        replayed = jax.tree.map(lambda *counts: np.concatenate(counts), replayed, also)
     lines: list[dict[str, Any]] = []
     spent = []  # by output
     # Constants with a verify pass of γ + 1 positions, as they would run.
     own += [costs for _, costs in decoded.values()]
-    own += [known.get(name, table) for name in carrying]
+    own += [known.get(name, table) for name in (*carrying, *folds)]
     for i, name in enumerate(everyone):
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)
         scored = replay.score(one, found, own[i])
@@ -86,6 +95,20 @@ def evaluate(
         room = 1 / best - 1 / oracle
         line["closed"] = (1 / best - 1 / line["speedup"]) / room if room > 0 else None
     return lines
+
+
+def _fitted_elsewhere(
+    found: Rollouts, parts: Sequence[np.ndarray], costs: Costs, key: Key[Array, ""], draws: int
+) -> Replayed:
+    """Replay each part of the outputs by a policy that was fitted to those of the other parts."""
+    every, replayed = np.concatenate(parts), []
+    for part in parts:
+        rest: Any = np.setdiff1d(every, part)
+        policy = fit(jax.tree.map(lambda x, at=rest: x[at], found), costs)
+        own = jax.tree.map(lambda x, at=part: x[at], found)
+        replayed.append(replay.replay([policy], own, key, draws=draws))
+    back = np.argsort(every)
+    return jax.tree.map(lambda *counts: np.concatenate(counts, axis=1)[:, back], *replayed)
 
 
 def _beside(rivals: Float[np.ndarray, "R 2 N"], own: Float[np.ndarray, "2 N"]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 import command_line
 from experiments import by_loop
 from experiments.adaptive.policies.learned import features, fit, seen_in
+from experiments.replay import evaluation
 from experiments.replay.__main__ import join
 from experiments.replay.evaluation import evaluate
 from experiments.trace.pack import packed
@@ -90,7 +91,7 @@ def test_learned_from_a_trace():
     }
     trace = whole._replace(**fields)
     with jax.numpy_dtype_promotion("standard"):  # optax needs it
-        policy = fit(trace, Costs(0.05, [1.0] * (GAMMA_MAX + 1)), 1.0)
+        policy = fit(trace, Costs(0.05, [1.0] * (GAMMA_MAX + 1)))
     for belief, due in ((0.9, True), (0.1, False)):
         known = features(*jnp.float32([belief, 0.0, 0.7]), jnp.int32(0), GAMMA_MAX)
         assert (float(jax.nn.sigmoid(known @ policy.here)) > 0.5) == due
@@ -145,8 +146,27 @@ def test_kinds_of_text_from_models_to_a_learned_policy(monkeypatch, capsys, tmp_
     assert [x["by"] for x in lines[0]] == [x["by"] for x in lines[1]]
     assert "has no costs: give --c" in job("--draft=own").stderr
     with jax.numpy_dtype_promotion("standard"):
-        outcome = run("experiments.adaptive.offline", f"--trace={to}", "--c=0.1")
+        outcome = job("--c=0.1", "--learned")
     assert outcome.status == 0, outcome.stderr
-    assert "kind 1, unseen" in outcome.stdout
+    names = [line["policy"] for line in files.read_rows(to / "replay.jsonl")]
+    assert names[-2:] == ["learned on the other half", "learned on other kinds"]
     (to / row["file"]).write_bytes((to / row["file"]).read_bytes()[:300])
     assert "damaged" in job("--c=0.1").stderr
+
+
+def test_a_fitted_policy_is_judged_on_other_outputs(monkeypatch):
+    """Each part is replayed once, by a policy that saw none of it."""
+    trace, fitted = greedy_trace(), []
+
+    def fit_(found, costs):
+        fitted.append(found.input_index.tolist())
+        return constant(len(fitted))
+
+    monkeypatch.setattr(evaluation, "fit", fit_)
+    parts = [np.array([0, 3]), np.array([1, 2, 4, 5])]
+    known = by_loop.by_formula(0.1, [1.0] * (GAMMA_MAX + 1), 0.0, ())
+    *_, line = evaluate({}, trace, known, jax.random.key(0), 1, folds={"mine": parts})
+    assert fitted == [[1, 2, 4, 5], [0, 3]]
+    found = replay.replay([constant(1), constant(2)], trace, jax.random.key(0)).verified
+    lengths = found[0, parts[0]].sum(0) + found[1, parts[1]].sum(0)
+    assert line["tau"] == pytest.approx(trace.emitted.sum() / lengths.sum())

@@ -20,6 +20,7 @@ from specjax.support.ranges import number
 
 MEMORY = 0.8  # the share of past rounds in a row's mean acceptance
 FIRST = 0.7  # which is this before any round
+FIRST_RATE = 1.5  # tokens per target step, before any round
 LASTING = 0.98  # the share of past rounds in a row's rate of tokens
 WEIGHT = 20.0  # of the first rate, in target steps
 STEPS, ADAM, DECAY = 400, 0.1, 1e-3  # of fitting, with a weight for the squares
@@ -137,7 +138,7 @@ def online(
     weights = jnp.float32([slope, 0.0, 0.0, *[level] * table.gamma_max])
     first = jnp.float32([0.0, 1.0])
     rate = jnp.float32(number("learning_rate", learning_rate, "[0, ∞)"))
-    return Learned(weights, weights, first, jnp.float32(1.0), rate, table)
+    return Learned(weights, weights, first, jnp.float32(FIRST_RATE), rate, table)
 
 
 class Tested(NamedTuple):
@@ -177,12 +178,8 @@ def seen_in(found: Rollouts) -> Tested:
     return Tested(known, *(column > 0 for column in columns[4:]))
 
 
-def fit(found: Rollouts, costs: Costs, rate: float) -> Learned:
-    """Fit the weights to recorded rollouts; rows then keep them.
-
-    Args:
-      rate: tokens per time at first, such as those of the best γ.
-    """
+def fit(found: Rollouts, costs: Costs) -> Learned:
+    """Fit the weights to recorded rollouts; rows then keep them."""
     seen = seen_in(found)
     first = seen.known[:, 3] == 1
     past = np.stack([np.ones(first.sum()), seen.known[first, 2]], axis=1)
@@ -190,7 +187,7 @@ def fit(found: Rollouts, costs: Costs, rate: float) -> Learned:
         _logistic(seen.known, seen.accepted),
         _logistic(seen.known[seen.following], seen.next_accepted[seen.following]),
         _logistic(past, seen.accepted[first]),
-        jnp.float32(rate), jnp.float32(0.0), costs,
+        jnp.float32(FIRST_RATE), jnp.float32(0.0), costs,
     )  # fmt: skip
 
 
