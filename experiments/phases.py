@@ -27,8 +27,8 @@ from specjax.sampling import Purpose
 from specjax.speculative import Contexts
 from specjax.state import State
 
-# Seconds of one step of ("target", 0), ("draft", 0), ("verify", γ) and ("round", γ), and of whole
-# calls ("call", γ, rounds).
+# Seconds of one step of "target", "draft", "verify" and "round", and of whole calls
+# ("call", γ, rounds).
 Sample = Mapping[Hashable, float]
 # A loop, a function that encodes and begins, and a number of rounds.
 Call = tuple[Method, Callable[[], tuple[Any, State]], int]
@@ -38,8 +38,7 @@ def stopwatch(
     method: Method,
     contexts: Contexts,
     state: State,
-    gammas: Iterable[int] = (),
-    rounds: Iterable[int] = (),
+    gamma: int,
     *,
     steps: int = 20,
     calls: Iterable[Call] = (),
@@ -51,26 +50,16 @@ def stopwatch(
     hands its caches to the next, since copying a large one takes as long as a step.
 
     Args:
-      contexts, state: from `loop.start`, with a budget and a buffer that leave room for rounds of
-        the largest γ; the state is copied once.
-      gammas: draft lengths at which to measure v.
-      rounds: draft lengths at which to measure a whole round too, as a constant policy runs it.
-      calls: loops whose fixed time to measure: plain decoding, and a speculative one whose γ_max is
-        among `rounds` and whose policy drafts that many in every round. The function of each
-        encodes and returns as `loop.start` does; it runs right before the timing, since the state
-        is donated. The number of rounds is about what outputs take, since the first are slower.
-
-    Raises:
-      ValueError: a speculative call whose γ_max is not among `rounds`.
+      contexts, state: from `loop.start`, with room for a round; the state is copied once.
+      gamma: the draft length of the verify pass and of the round.
+      calls: loops whose fixed time to measure: plain decoding, and a speculative one that drafts γ
+        tokens in every round. The function of each encodes and returns as `loop.start` does; it
+        runs right before the timing, since the state is donated. The number of rounds is about what
+        outputs take, since the first are slower.
     """
-    passes, whole = {*gammas}, {*rounds}
     made = {("call", loop.gamma_max, count): (loop, begin) for loop, begin, count in calls}
-    for _, gamma, _ in made:
-        if gamma and gamma not in whole:
-            raise ValueError(f"A call with γ={gamma} needs {gamma} among `rounds`.")
-    phases: dict[Hashable, Callable] = {("target", 0): _target_step, ("draft", 0): _draft_step}
-    phases |= {("verify", g): partial(_verify, gamma=g) for g in sorted(passes | whole)}
-    phases |= {("round", g): partial(_round, gamma=g) for g in sorted(whole)}
+    phases: dict[Hashable, Callable] = {"target": _target_step, "draft": _draft_step}
+    phases |= {"verify": partial(_verify, gamma=gamma), "round": partial(_round, gamma=gamma)}
     runs = {name: partial(_repeat, phase, steps) for name, phase in phases.items()}
     runs |= {name: partial(_repeat, _any_round, name[2]) for name in made}
     jitted = {name: jax.jit(run, donate_argnames="state") for name, run in runs.items()}
@@ -106,33 +95,25 @@ def stopwatch(
     return take
 
 
-def medians(samples: Sequence[Sample]) -> Costs:
-    """Take medians of a `stopwatch`'s samples as costs.
+def medians(samples: Sequence[Sample], gamma: int) -> Costs:
+    """Take medians of a `stopwatch`'s samples as costs of drafts of γ tokens.
 
-    `verify` and `rest` are interpolated between the draft lengths that were timed. A pass of one
-    position is a target step. Without a round `rest` is NaN, and without calls so are their times.
+    A pass of one position is a target step; between both `verify` grows evenly. Without calls
+    their times are NaN.
     """
     took: dict[Any, float] = {
         name: float(np.median([sample[name] for sample in samples])) for name in samples[0]
     }
     doubts.check_clock(took.values())
-    token, draft = took["target", 0], took["draft", 0]
-    verify = {0: token} | {name[1]: t for name, t in took.items() if name[0] == "verify"}
-    rest = {
-        gamma: t - gamma * draft - verify[gamma]
-        for (kind, gamma, *_), t in took.items()
-        if kind == "round"
-    }
+    token, draft = took["target"], took["draft"]
     fixed = {"call": float("nan"), "plain_call": float("nan")}
-    for (kind, gamma, *count), t in took.items():
-        if kind == "call":
-            step = took["round", gamma] if gamma else token
-            fixed["call" if gamma else "plain_call"] = t - count[0] * step
-    lengths = range(max(verify) + 1)
+    for name in took.keys() - {"target", "draft", "verify", "round"}:
+        step = took["round"] if name[1] else token
+        fixed["call" if name[1] else "plain_call"] = took[name] - name[2] * step
     return Costs.measured(
         draft=draft,
-        verify=np.interp(lengths, list(verify), list(verify.values())),
-        rest=np.interp(lengths, list(rest), list(rest.values())) if rest else float("nan"),
+        verify=np.linspace(token, took["verify"], gamma + 1),
+        rest=took["round"] - gamma * draft - took["verify"],
         token=token,
         **fixed,
         **dict.fromkeys(("error", "largest_error", "drop"), 0.0),

@@ -102,7 +102,7 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
                 (by, functools.partial(begin, case, target, by), count)
                 for by, count in zip(methods.values(), typical, strict=True)
             ]
-            take = _stopwatch(config, case, target, draft, [case.gamma], [case.gamma], calls)
+            take = _stopwatch(config, case, target, draft, calls)
         for name, run in rivals.items():
             since = time.perf_counter()
             peer_tokens[name] = run()
@@ -118,7 +118,7 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
         | _against(ours, PLAIN, theirs.get("generate"), peer_tokens.get("generate")),
     }
     if samples:
-        costs, counts = phases.medians(samples), _counts(case, ours)
+        costs, counts = phases.medians(samples, case.gamma), _counts(case, ours)
         read = case.gamma * _bytes(case, case.draft, case.share) + _bytes(case, case.target)
         floor = 1e3 * read / speed / counts["tau"]
         row["speculative"] = _pace(case, ours, SPECULATIVE, floor) | _against(
@@ -319,7 +319,7 @@ def _rounds(case: Case) -> float:
 
 
 def _stopwatch(
-    config, case: Case, target: Checkpoint, draft: Checkpoint, gammas, rounds, calls=()
+    config, case: Case, target: Checkpoint, draft: Checkpoint, calls
 ) -> Callable[[], phases.Sample]:
     """Samples phases in the middle of an output, where a step costs what the mean one does."""
     method = build(case, target, draft)
@@ -327,9 +327,7 @@ def _stopwatch(
     length = jnp.full_like(state.length, 1 + case.tokens // 2)
     drafter = state.drafter._replace(end=length - 1)
     state = state.replace(length=length, drafter=drafter, limit=length + case.gamma + 1)
-    return phases.stopwatch(
-        method, contexts, state, gammas, rounds, steps=config.steps, calls=calls
-    )
+    return phases.stopwatch(method, contexts, state, case.gamma, steps=config.steps, calls=calls)
 
 
 def _bytes(case: Case, name: str, share: float = 1.0) -> float:

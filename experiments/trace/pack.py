@@ -4,11 +4,10 @@
 
 Numbers are rounded to 7 bits. A rollout is left out where the target accepts the output's own token
 for certain, since no round drafts along it. The entropy of the target is left out. Results.jsonl
-has a row for each file, with the outputs and the α of each kind of text.
+has a row for each file, with the outputs of each kind of text.
 """
 
 import pathlib
-from typing import Any
 
 import numpy as np
 from absl import flags
@@ -32,18 +31,10 @@ def main(_) -> None:
         row, found, _ = of_trace(trace, short(draft), temperature)
         name = f"{short(draft)}-T{temperature:g}.npz"
         rollouts.save(workdir / name, packed(found))
-        mine = [one for one in rows if (one["draft"], one["temperature"]) == (draft, temperature)]
-        lines.append({**row, **facts(mine), "file": name})
+        positions = int(np.sum(found.emitted))
+        lines.append({**row, "category": None, "positions": positions, "alpha": None, "file": name})
         command_line.say(f"{name}: {(workdir / name).stat().st_size:,} bytes")
     files.write_rows(workdir / "results.jsonl", lines)
-
-
-def facts(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sums over the kinds of text, and their α."""
-    positions = sum(row["positions"] for row in rows)
-    mean = sum(row["positions"] * row["alpha"] for row in rows) / positions
-    kinds = {row.get("category", ""): round(row["alpha"], 3) for row in rows}
-    return {"category": None, "positions": positions, "alpha": mean, "alpha_by_kind": kinds}
 
 
 def packed(found: Rollouts) -> Rollouts:
