@@ -18,12 +18,14 @@ from experiments.adaptive.rehearse import Rehearsed
 from experiments.replay.evaluation import evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study, check_counts
+from specjax import formulas
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import building
 from specjax.drafters.abilities import learn
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import costing, doubts, fit
-from specjax.measure.costing import static
+from specjax.measure.costing import static, with_length
 from specjax.measure.counting import Undecided
 from specjax.measure.stopwatch import Stopwatch
 from specjax.measure.timing import PLAIN, Comparison
@@ -31,6 +33,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, Policy, constant
 from specjax.policies.constant import Constant
 from specjax.policies.costs import mean
+from specjax.policies.estimating import Estimating
 from specjax.policies.loading import parse_with_costs, takes
 from specjax.pytrees import pytree
 from specjax.replay import replay
@@ -39,8 +42,8 @@ from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line
 from specjax.support.ranges import whole
-from specjax.tuning import trials
 from specjax.tuning.job import apart
+from specjax.tuning.ways import fastest
 
 ORACLE = "oracle"  # in replay only
 
@@ -274,16 +277,24 @@ def prefer(
     """What decodes for each policy (`choice`); and the loops of policies, those of one length in
     the place of policies that lost to them.
 
-    Trials are of the last inputs that α is counted on, and never of those of the race: where there
-    are no others, costs and α alone choose.
+    Estimating policies race the best length by α and plain decoding, on the last inputs that α is
+    counted on, and never on those of the race. Where there are no others, their costs alone choose.
     """
     config, decide = on.config, dict[str, Any](made)
     racing: dict[str, Method] = {}
-    others = speedups.ids(on, config.alpha_inputs)[config.timed_inputs :]
-    texts, key = others[-trials.MAX_TRIAL_TEXTS :], apart(jax.random.key(config.seed))
-    watch = Stopwatch(on.target, config.max_new_tokens, key, repeats=trials.REPEATS)
+    texts = speedups.ids(on, config.alpha_inputs)[config.timed_inputs :][-16:]
+    key, cost = apart(jax.random.key(config.seed)), by_loop.alone(known)
+    watch = Stopwatch(on.target, config.max_new_tokens, key, repeats=2)
     for name, loop in made.items():
-        found = racing[name] = trials.faster(watch, loop, texts, by_loop.alone(known)).method
+        found = building.plain_if_preferred(loop, config.max_new_tokens)
+        if texts and isinstance(loop.policy, Estimating):
+            alpha = float(loop.policy.first()[0])
+            length = max(cost, key=lambda k: formulas.expected_tokens(alpha, k) / cost[k])
+            ways: dict[str, Any] = {PLAIN: building.plain_of(loop)}
+            ways |= {static(length): with_length(loop, length)}
+            ways |= {name: loop} if found is loop else {}
+            found = ways[fastest(watch.race(ways, texts).halves()[0], ways, name)]
+        racing[name] = found
         if found.drafter is None:
             decide[name] = dataclasses.replace(loop, policy=Constant(jnp.int32(0)))
         elif found is not loop:

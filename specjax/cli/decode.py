@@ -298,7 +298,11 @@ def build(
             "otherwise than one: take another policy, or one process."
         )
     if measures and not (config.carry or config.rounds_file):
-        method = pairs.chosen(method, target, texts, config)
+        rows = pairs.job(config, target, texts).rows
+        decided = method
+        method = building.plain_if_preferred(method, config.max_new_tokens, rows)
+        if method is not decided:
+            print(f"{config.policy}: no draft is worth its time, so none is made", file=sys.stderr)
     if config.carry:
         building.check_carry(method)
     return method

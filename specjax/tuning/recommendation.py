@@ -44,6 +44,8 @@ class Candidate:
     c: float = 0.0
     gamma: int = 0  # the best γ, by α and the times of whole rounds; of a tree its depth
     tree: str = ""  # the best tree, as `generate` takes it; empty: a chain
+    policy: str = ""  # decides how long drafts are, at most `gamma`; empty: always `gamma`
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more for `Settings`
     nodes: int = 0  # drafted tokens of a round: nodes of the tree, or γ
     v: float = 0.0  # target steps of a round with that many `nodes`, without its draft steps
     steps: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a round, by γ
@@ -163,8 +165,9 @@ def recommend(
     winner = min(equals, key=lambda candidate: (candidate.memory, bool(candidate.tree)))
     words = _praise(winner, equals, usable, refused)
     settings = Settings(
-        winner.gamma, tree=winner.tree or "chain", words=words, tuned_for=winner.tuned_for
-    )
+        winner.gamma, tree=winner.tree or "chain", words=words, tuned_for=winner.tuned_for,
+        **winner.settings,
+    )  # fmt: skip
     place = next(i for i, candidate in enumerate(candidates) if candidate is winner)
     return Selection(list(candidates), settings, drafts[place] if drafts else winner.name)
 
@@ -217,9 +220,9 @@ def _praise(winner, equals, usable, refused) -> str:
 
 
 def _how(candidate: Candidate) -> str:
-    if candidate.tree:
-        return f"a tree of {candidate.nodes} nodes, {candidate.gamma} deep"
-    return f"gamma={candidate.gamma}"
+    one = candidate
+    shape = f"a tree of {one.nodes} nodes, {one.gamma} deep" if one.tree else f"gamma={one.gamma}"
+    return f"{shape} at most, as {one.policy} decides" if one.policy else shape
 
 
 def _called(candidate: Candidate) -> str:
@@ -250,7 +253,7 @@ def why_not(candidate: Candidate) -> str:
     so_fast = f"{name}, {one.speedup_end_to_end:.2f} times as fast end to end"
     if one.dropped:
         so_fast = f"{name} was not timed: {one.dropped}"
-    if one.dropped and one.predicted > 1:  # a rival is faster
+    if one.dropped and (one.predicted > 1 or not one.steps):  # a rival is faster, or its policy
         return f"{so_fast}."
     if one.speedup_end_to_end > 1:
         return (
