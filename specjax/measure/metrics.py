@@ -193,23 +193,16 @@ def tokens_by_position(rows: Sequence[Row], gammas: Sequence[int]) -> dict[int, 
 
 
 def tokens_along(outputs: Sequence[np.ndarray], gamma: int) -> float:
-    """Compute the expected tokens per target call along known outputs. Arguments: `rounds_along`.
-
-    Unlike α, this sees runs of tokens that are accepted together.
-    """
+    """Compute the expected tokens per target call along known outputs, see `rounds_along`."""
     rounds = sum(rounds_along(beta, gamma) for beta in outputs)
     return sum(map(len, outputs)) / max(rounds, 1.0)
 
 
 def rounds_along(beta: np.ndarray, gamma: int) -> float:
-    """Compute the expected rounds of a known output.
+    """Compute the expected rounds of a known output, by β at each token, as in `Alpha.overlaps`.
 
     A round at token t accepts k drafted tokens with chance β_t ⋯ β_(t+k−1) (1 − β_(t+k)) and goes
-    on at t + k + 1.
-
-    Args:
-      beta: β at each token, as in `Alpha.overlaps`.
-      gamma: drafted tokens of a round; fewer at the end of an output.
+    on at t + k + 1. Unlike α, this sees runs of tokens that are accepted together.
     """
     count = len(beta)
     expected = np.zeros(count + 1)  # rounds from token t on

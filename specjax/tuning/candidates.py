@@ -77,9 +77,7 @@ class Candidates:
     repeats: int = REPEATS
     dtype: Any = None  # of named drafts, as `specjax.load` takes it
     check_tokens: bool = True  # False: drafts whose tokens are not the target's are tried too
-    # How rounds draft, with a policy's name: γ is the longest draft, and as many rows are timed as
-    # the job decodes at once. None: `gammas` and `nodes`, at batch 1.
-    drafting: Drafting | None = None
+    drafting: Drafting | None = None  # with a policy's name, at the job's batch size; else 1
 
     def __post_init__(self):
         check_numbers(self.gammas, self.nodes, self.timed_inputs, self.repeats)
@@ -94,11 +92,8 @@ class Candidates:
     @property
     def wanted(self) -> list[tuple[Draft, bool]]:
         """Each draft, and whether a tree is asked for: the arguments of `measure`."""
-        return [
-            (draft, tree)
-            for draft in self.drafts
-            for tree in ([False, True] if self.nodes else [False])
-        ]
+        kinds = [False, True] if self.nodes else [False]
+        return [(draft, tree) for draft in self.drafts for tree in kinds]
 
     def chosen(self) -> Selection:
         """Measure all candidates, and choose one or plain decoding.
@@ -158,7 +153,8 @@ class Candidates:
         if not tree:
             return Lengths(self.inputs, longest, self.gammas, share)
         self._build(loaded, tree=trees.fixed(1))  # whether both can branch
-        return BestTree(self.inputs, longest, self.nodes, share, loaded, self.check_tokens)
+        how = sorted({1, *self.nodes}), share, self.nodes, loaded, self.check_tokens
+        return BestTree(self.inputs, longest, *how)
 
     def _measure(self, name: str, loaded: Checkpoint | Drafter, kind: Lengths) -> Candidate:
         job, outputs, loops = self.job, self.inputs.outputs, kind.loops
@@ -179,8 +175,11 @@ class Candidates:
         known = known and not guesses(along.drafter)
         overlaps = alpha.overlaps if known else []
         expected = {}
-        if not (kind.longest.branches or isinstance(kind, BestTree)):
-            expected = self._expected(name, kind, overlaps)
+        if overlaps and kind.chains:
+            expected = {gamma: metrics.tokens_along(overlaps, gamma) for gamma in kind.gammas}
+        elif kind.chains:
+            rows = self.inputs.stream(kind.longest, self.inputs.measured, name)
+            expected = metrics.tokens_by_position(rows, kind.gammas)
         candidate = Candidate(
             name=name,
             remarks=self._remarks(name, loaded),
@@ -212,15 +211,6 @@ class Candidates:
         contexts, state = jax.eval_shape(start)
         return nbytes((longest.target, longest.drafter, contexts, state.cache, state.drafter))
 
-    def _expected(
-        self, name: str, kind: Lengths, overlaps: Sequence[np.ndarray]
-    ) -> dict[int, float]:
-        """Expected tokens per target call by γ: along whole outputs, or by position."""
-        if len(overlaps):
-            return {gamma: metrics.tokens_along(overlaps, gamma) for gamma in kind.gammas}
-        rows = self.inputs.stream(kind.longest, self.inputs.measured, name)
-        return metrics.tokens_by_position(rows, kind.gammas)
-
     def _remarks(self, name: str, loaded: Checkpoint | Drafter) -> tuple[str, ...]:
         if isinstance(loaded, Checkpoint):
             job = self.job
@@ -228,10 +218,8 @@ class Candidates:
             return tuple(str(check) for check in checks if not check.passed and not check.required)
         if counts_ngrams(name):
             seen, left = len(self.inputs.counted), len(self.inputs.measured)
-            return (
-                f"counts the target's outputs for {seen} of the inputs, and all candidates are "
-                f"measured on the {left} others",
-            )
+            seen_by = f"counts the target's outputs for {seen} of the inputs, and all candidates"
+            return (f"{seen_by} are measured on the {left} others",)
         return ()
 
     def _timings(
@@ -244,20 +232,17 @@ class Candidates:
         smaller = candidate.parameters < sum(x.size for x in jax.tree.leaves(job.target.model))
         doubtful = functools.partial(_doubts, smaller=smaller)
         best = max(ways, key=lambda way: way.predicted)
-        found = self._described(candidate, best)
-        if job.minutes and not best.tree and not doubtful(best):
-            bound = max(*(way.most(overlaps) for way in ways), best.predicted)
-            if dropped := cannot_win(bound, self._leader):
-                job.say(f"not timed: {dropped}")
-                return dataclasses.replace(found, dropped=dropped)
+        predictable = job.minutes and not (best.tree or doubtful(best))
+        if predictable and (dropped := cannot_win(best.predicted, self._leader)):
+            job.say(f"not timed: {dropped}")
+            return dataclasses.replace(self._described(candidate, best), dropped=dropped)
         raced, budget = self._raced(candidate.name, ways)
         chooses, rest = raced.halves()
         named = {way.name: way for way in ways}
         best = named[fastest(chooses, named, ways[-1].policy)]
         speedups, rows = rest.speedups(best.name), raced.outputs(best.name)
-        tau = summarize(rows).tokens_per_iteration
-        both: dict[str, Any] = {}
-        unended, predicted = tau, best.predicted
+        unended = tau = summarize(rows).tokens_per_iteration
+        predicted, both = best.predicted, dict[str, Any]()
         if not best.policy:
             unended = metrics.tokens_by_position(rows, [best.gamma])[best.gamma]
         if not best.tree and len(overlaps):  # of the same tokens as the timings
@@ -303,13 +288,9 @@ class Candidates:
         )
 
     def _raced(self, name: str, ways: Sequence[Way]) -> tuple[timing.Comparison, int]:
-        """Time loops beside plain decoding, on what there is time for.
-
-        Returns:
-          the timings, and the most tokens of an output.
-        """
-        job, share, all_timed = self.job, 1 / self._left, self.inputs.timed
-        rows, known = self.inputs.rows, [way.predicted or 1.0 for way in ways]
+        """Time loops beside plain decoding, as there is time; also the most tokens of an output."""
+        job, share, rows = self.job, 1 / self._left, self.inputs.rows
+        all_timed, known = self.inputs.timed, [way.predicted or 1.0 for way in ways]
         batches = -(-len(all_timed) // rows)
         counts = job.pace.afford(
             1 + sum(1 / speedup for speedup in known), share,

@@ -53,13 +53,9 @@ def costs_of(
     untimed: Texts = (),
     longest: int = TIMED_TOKENS,
 ) -> Costs:
-    """Measure the costs of the loop that a policy decides in.
+    """Measure the costs of the loop that a policy decides in, by timed calls of `longest` tokens.
 
-    A tree is timed by depth, or by nodes if the policy sets their number.
-
-    Args:
-      untimed: more texts, from which α is estimated.
-      longest: tokens of a timed call.
+    A tree is timed by depth, or by nodes if the policy sets their number. α is of `untimed` too.
     """
     longest = min(longest, watch.max_new_tokens)
     if method.branches:
@@ -92,19 +88,6 @@ def with_costs(
         sizes = tuple(size for size, width in widths.items() if width in kept)
         method = dataclasses.replace(method, gamma_max=gamma, passes=sizes)  # type: ignore[arg-type]
     return building.with_policy(method, made)
-
-
-def own_costs(table: Costs, widths: tuple[int, ...] | list[int]) -> dict[int, float]:
-    """Costs of a round with 1 … γ_max drafted tokens whose verify pass has room for no more.
-
-    They are interpolated between the widths of passes that have a cost, from a token's on.
-    Passes of a few positions may take a tenth more. The policy's time is included.
-    """
-    gamma, verify = table.gamma_max, np.asarray(table.verify + table.rest, np.float64)
-    known = sorted({width - 1 for width in widths if 1 < width <= gamma} | {gamma})
-    first = float(np.fmin(verify[0], float(table.token)))
-    passes = np.interp(range(gamma + 1), [0, *known], [first, *verify[known]])
-    return {k: float(passes[k] + k * float(table.draft)) for k in range(1, gamma + 1)}
 
 
 def words(table: Costs) -> str:

@@ -72,10 +72,7 @@ class Inputs:
 
     @functools.cached_property
     def watch(self) -> Stopwatch:
-        """The stopwatch of all candidates, in the shapes of the longest input.
-
-        Its draws are independent of the run's: what is chosen must not depend on them.
-        """
+        """The stopwatch of all candidates. Its draws are independent of the run's."""
         watch = self.job.watch(repeats=self.repeats)
         return dataclasses.replace(watch, batch_size=self.rows, width=common_width(self.ids))
 
@@ -90,8 +87,7 @@ class Inputs:
     def timed(self) -> list[list[int]]:
         """Ids of the timed inputs: whole batches, where there are enough."""
         count = min(self.timed_inputs, len(self.ids))
-        count -= count % self.rows if count > self.rows else 0
-        return list(timing.spread(self.ids, count))
+        return list(timing.spread(self.ids, count - count % min(self.rows, count)))
 
     @functools.cached_property
     def outputs(self) -> list[list[int]]:
@@ -106,24 +102,21 @@ class Inputs:
         job.say(f"decoding {count} inputs for α")
         if self.batch != self.rows:
             return [row.tokens for row in self.stream(job.plain, self.measured)]
-        few = job.tokenize(self.measured)
         watch = dataclasses.replace(self.watch, repeats=1, say=timing.silent)
-        return [row.tokens for row in watch.race({PLAIN: job.plain}, few).outputs(PLAIN)]
+        raced = watch.race({PLAIN: job.plain}, job.tokenize(self.measured))
+        return [row.tokens for row in raced.outputs(PLAIN)]
 
     @property
     def batch(self) -> int:
-        """Rows of what is not timed. With few inputs the timed shapes serve, since they are
-        compiled: others would take longer than they save."""
+        """Rows of what is not timed: with few inputs as many as are timed, which have compiled."""
         few = len(self.measured) <= min(MIN_INPUTS, self.timed_inputs)
         return self.rows if few else self.job.rows
 
     def alpha(self, loop: Speculative) -> metrics.Alpha:
         """Measure α of a loop along the outputs."""
         job, outputs = self.job, self.outputs
-        return metrics.alpha_of(
-            loop, job.target, self.measured, outputs, self.batch, job.max_source_len,
-            job.max_new_tokens,
-        )  # fmt: skip
+        run = job.target, self.measured, outputs, self.batch, job.max_source_len
+        return metrics.alpha_of(loop, *run, job.max_new_tokens)
 
     @functools.cached_property
     def counts(self) -> ngram.Counts:

@@ -52,11 +52,8 @@ class Candidate:
     # Expected tokens per target call: along whole outputs, for a tree by the acceptance of each
     # rank, for a drafter that `guesses` by that of each position.
     promised: float = 0.0
-    # Whether later tokens of a draft are accepted less often than the first. γ then follows from
-    # the rates of each position.
-    guesses: bool = False
-    # Expected tokens per target call, by γ; `promised` is that of the best γ.
-    expected: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    guesses: bool = False  # whether later tokens of a draft are accepted less often than the first
+    expected: Mapping[str, float] = dataclasses.field(default_factory=dict)  # `promised`, by γ
     # Tokens per target call by the rates of each position in the timed loop, as if no output ended
     # inside a draft.
     unended: float = 0.0
@@ -74,11 +71,6 @@ class Candidate:
     doubts: Sequence[str] = ()  # contradictions in its timings: nothing follows from them
     load: float | None = None  # load average per processor, after it was timed
     tuned_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # as in `Settings`
-
-    @property
-    def round(self) -> float:
-        """A round's target steps beyond its γ draft steps: verification and the rest."""
-        return self.steps[str(self.gamma)] - self.gamma * self.c
 
     @property
     def chosen_by(self) -> float:
@@ -130,7 +122,6 @@ def recommend(
     Args:
       drafts: the draft of each candidate; default: its name.
     """
-
     usable = [candidate for candidate in candidates if not candidate.problem]
 
     def plain(*words: str) -> Selection:
@@ -237,8 +228,8 @@ def reasons(candidate: Candidate) -> tuple[str, ...]:
         return ("length",)
     if one.predicted > 1 and unended < MIN_SHARE_OF_PROMISED * one.promised:
         return ("later",)
-    bad = {"alpha": one.alpha < LOW_ALPHA, "c": one.c >= SLOW_DRAFT, "v": one.round >= SLOW_VERIFY}
-    lost = {"alpha": 1 - one.alpha, "c": one.gamma * one.c, "v": one.round - 1}
+    bad = {"alpha": one.alpha < LOW_ALPHA, "c": one.c >= SLOW_DRAFT, "v": one.v >= SLOW_VERIFY}
+    lost = {"alpha": 1 - one.alpha, "c": one.gamma * one.c, "v": one.v - 1}
     return tuple(name for name in bad if bad[name]) or (max(lost, key=lost.__getitem__),)
 
 
@@ -271,7 +262,7 @@ def why_not(candidate: Candidate) -> str:
         "alpha": f"agreement is too low (α = {one.alpha:.2f})",
         "c": f"the draft is too slow (c = {one.c:.2f}: a draft step takes {one.c:.2f}x as long "
         "as a target step)",
-        "v": f"verification is not free (a round of {size} takes {one.round:.2f} target steps "
+        "v": f"verification is not free (a round of {size} takes {one.v:.2f} target steps "
         "beside its draft steps)",
     }
     causes = reasons(one)

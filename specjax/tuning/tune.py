@@ -26,8 +26,6 @@ from specjax.tuning.members import smaller_members
 from specjax.tuning.recommendation import Selection
 from specjax.types import Text
 
-REPEATS = 3  # of each timing
-
 
 class Options(Fields, settings.Fields, total=False):
     """What `tune` takes beside a target, drafts and texts."""
@@ -66,19 +64,17 @@ def tune(
     speedup in `words` is of the others. Compiling the loops takes most of the time.
 
     Args:
-      target, texts, rule, max_new_tokens, batch_size, max_source_len, check_tokens: as in
-        `generate`, with the values of later use. The rule is a name.
       draft: as in `generate`; or a list of drafts, as `select` takes it.
       gamma: the longest draft that is tried; default 8.
       policy: name of a draft-length policy, with any settings that it needs; default "lookahead",
-        and "goodput" for trees.
+        and "goodput" for trees. A rule is a name too.
       passes: smaller verify passes, as in `generate`; those that do not pay are left out. Default:
         1, 2, 4 and so on positions of each row for chains on a CPU, and none elsewhere.
-      sampling: default `Greedy()`.
       key: as in `generate`. A run may have the same key: it draws independently.
       minutes: time for all of it; 0: no limit; default 2.5. Where it is short, shorter drafts and
         fewer texts, tokens and repeats are timed. Compiling may take longer.
       say: is called with a forecast and with each next step, such as "timing … turn 2 of 3".
+      others: as in `generate`, with the values of later use.
 
     Returns:
       Settings for `generate`. `str` of them describes what was found. For a list of drafts a
@@ -105,11 +101,7 @@ def tune(
 
 
 def tuned(job: Job, draft: Draft, drafting: Drafting) -> Settings:
-    """Find the fastest way to decode a job with this draft: see `tune`.
-
-    Args:
-      drafting: its policy and rule are names, and γ is the longest that is tried.
-    """
+    """Find the fastest way to decode a job with this draft: see `tune`."""
     found = _several(job, [draft], drafting)
     (one,) = found.candidates
     if one.problem:
@@ -127,8 +119,7 @@ def _several(job: Job, drafts: Sequence[Draft], drafting: Drafting) -> Selection
     check(policy)
     how = dataclasses.replace(drafting, policy=policy, gamma=None if branches else drafting.gamma)
     tokens = drafting.check_tokens
-    trial = Candidates(job, drafts, repeats=REPEATS, check_tokens=tokens, drafting=how)
-    return trial.chosen()
+    return Candidates(job, drafts, repeats=3, check_tokens=tokens, drafting=how).chosen()
 
 
 def with_passes(job: Job, drafting: Drafting) -> Drafting:
@@ -143,7 +134,7 @@ def with_passes(job: Job, drafting: Drafting) -> Drafting:
 
 
 class Measured(Fields, total=False):
-    """What `select` takes beside the fields of a job."""
+    """What `select` takes beside a target, drafts and texts."""
 
     gammas: Sequence[int]
     nodes: Sequence[int]

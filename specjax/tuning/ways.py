@@ -1,13 +1,14 @@
-"""Ways to decode with one draft: their loops, what rounds cost in them, and what they promise.
+"""Ways to decode with one draft: what rounds cost in their loops, and what they promise.
 
-Three kinds take the same steps. A kind has `loops`, which compile while α is measured. `ways` times
-whole calls of them and returns the loops that may win: `Lengths` the best length of drafts in every
-round, `BestTree` the best tree, `Decided` a policy's decisions and the best length beside them.
+The `loops` of a kind compile while α is measured. `ways` times whole calls of them and returns the
+loops that may win: `Lengths` the best length, `BestTree` the best tree, `Decided` a policy's
+decisions and the best length beside them.
 """
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -27,7 +28,7 @@ from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.passes import widths
 from specjax.policies import Costs, Policy, constant
 from specjax.policies.base import by_slot
-from specjax.settings import MAX_GAMMA, Drafting
+from specjax.settings import Drafting
 from specjax.trees.shapes import text_of
 from specjax.tuning import best_tree, fitting
 from specjax.tuning.inputs import Inputs
@@ -41,8 +42,7 @@ COST_REPEATS = 3
 MIN_TOKENS, MAX_SHORT_GAMMAS, SHORT_GAMMA, MAX_SHARE_OF_COSTS = 16, 4, 4, 0.25
 MIN_GAIN_OF_DECISIONS = 1.02  # over drafts of one length: less is noise
 
-Overlaps = Sequence[np.ndarray]
-"""Σ min(target, draft) at each token of each output, as `metrics.Alpha.overlaps`."""
+Overlaps = Sequence[np.ndarray]  # as `metrics.Alpha.overlaps`
 
 
 class Way(NamedTuple):
@@ -85,12 +85,6 @@ class Way(NamedTuple):
         ]  # fmt: skip
         return sum(map(len, overlaps)) / sum(least)
 
-    def most(self, overlaps: Overlaps) -> float:
-        """The largest speedup along outputs, of any length."""
-        if self.policy or not len(overlaps):
-            return self.promised(overlaps)
-        return max(tokens_along(overlaps, gamma) / took for gamma, took in self.steps.items())
-
 
 def fastest(raced: Comparison, names: Collection[str], policy: str = "") -> str:
     """The loop of these names that takes the least time for a token.
@@ -103,27 +97,31 @@ def fastest(raced: Comparison, names: Collection[str], policy: str = "") -> str:
 
 
 def best_length(
-    steps: Mapping[int, float], tokens: Mapping[int, float], c: float
-) -> tuple[int, dict[str, Any]]:
-    """Choose γ by what rounds cost and bring; return it with the fields of its `Way`."""
+    loop_of: Callable[[int], Any], steps: Mapping[int, float], tokens: Mapping[int, float], c: float
+) -> Way:
+    """Choose γ by what rounds cost and bring, and build its loop."""
     gamma = max(steps, key=lambda gamma: tokens[gamma] / steps[gamma])
-    facts = {"tokens": tokens[gamma], "predicted": tokens[gamma] / steps[gamma]}
-    return gamma, {"gamma": gamma, "nodes": gamma, "c": c, "steps": dict(steps), **facts}
+    brings, took = tokens[gamma], steps[gamma]
+    return Way(loop_of(gamma), gamma, gamma, c, dict(steps), brings, brings / took)
 
 
 @dataclasses.dataclass
 class Lengths:
     """Drafts of one length in every round.
 
-    With time enough each length has a loop of its own. A few are timed, and the times between are
-    interpolated. Where time is short, all lengths share one loop, whose target calls have room for
-    the longest.
+    With time enough each has a loop of its own, a few are timed, and the times between are
+    interpolated. Where time is short all share one, whose target calls have room for the longest.
     """
 
     inputs: Inputs
     longest: Any  # the loop with the longest draft
     gammas: Sequence[int]
     share: float  # of the time that is left
+
+    @property
+    def chains(self) -> bool:
+        """Whether chains may win."""
+        return not self.longest.branches
 
     @functools.cached_property
     def short(self) -> bool:
@@ -144,11 +142,7 @@ class Lengths:
         return [with_length(self.longest, length) for length in self.lengths]
 
     def timed(self, calls: int) -> tuple[Any, Sequence[Sequence[int]], int]:
-        """The stopwatch, inputs and tokens of timed calls.
-
-        Args:
-          calls: timed loops, plain decoding among them.
-        """
+        """The stopwatch, inputs and tokens of timed calls, by the number of their loops."""
         inputs, rows, share = self.inputs, self.inputs.watch.batch_size, self.share
         pace, longest = inputs.job.pace, min(inputs.job.max_new_tokens, TIMED_TOKENS)
         counts = pace.afford(
@@ -178,27 +172,25 @@ class Lengths:
     def best(self, tokens: Mapping[int, float], costs: Costs) -> Way:
         """Choose γ by these costs."""
         gammas = [gamma for gamma in tokens if gamma <= costs.gamma_max]
-        one = self.lengths[0] if len(self.lengths) == 1 else None
-        steps = {gamma: gamma * costs.c + costs.v(one or gamma) for gamma in gammas}
-        gamma, facts = best_length(steps, tokens, costs.c)
-        method = dataclasses.replace(
-            with_length(self.longest, one or gamma), policy=constant(gamma)
-        )
-        return Way(method, **facts)
+        shared = self.lengths[0] if len(self.lengths) == 1 else None
+        steps = {gamma: gamma * costs.c + costs.v(shared or gamma) for gamma in gammas}
+
+        def loop_of(gamma: int) -> Any:
+            loop = with_length(self.longest, shared or gamma)
+            return dataclasses.replace(loop, policy=constant(gamma))
+
+        return best_length(loop_of, steps, tokens, costs.c)
 
 
 @dataclasses.dataclass
 class BestTree(Lengths):
     """The best fixed tree of some numbers of nodes, by the acceptance of each rank."""
 
+    sizes: Sequence[int]  # numbers of nodes
     draft: Checkpoint | Drafter
     check_tokens: bool
 
-    @functools.cached_property
-    def lengths(self) -> list[int]:
-        """Chains of as many tokens as trees have nodes."""
-        found = sorted({1, *self.gammas})
-        return sorted({found[0], found[len(found) // 2], found[-1]})
+    short, chains = False, False
 
     def best(self, tokens: Mapping[int, float], costs: Costs) -> Way:
         """Choose the tree by these costs."""
@@ -209,7 +201,7 @@ class BestTree(Lengths):
             max_source_len=job.max_source_len, check_tokens=self.check_tokens,
         ).tolist()  # fmt: skip
         found = best_tree.choose(
-            chances, self.gammas, DEPTH, costs.c, lambda tokens: costs.v(tokens - 1)
+            chances, self.sizes, DEPTH, costs.c, lambda tokens: costs.v(tokens - 1)
         )
         best = max(found, key=lambda one: one.speedup)
         depth, size = best.shape.depth, best.shape.nodes
@@ -223,30 +215,22 @@ class BestTree(Lengths):
 class Decided(Lengths):
     """A policy's decisions; for chains also drafts of one length.
 
-    One loop, with the passes that are asked for, has all lengths, which gives the costs of the
-    policy. Where time is short, this loop also races.
+    One loop has all lengths and gives the policy's costs. Where time is short it also races.
     """
 
     policy: str
 
     @functools.cached_property
     def loop(self) -> Any:
-        """The timed loop of a chain, or of the whole tree."""
-        most = SHORT_GAMMA if self.short else MAX_GAMMA
-        if self.longest.branches:
-            return self.longest
-        return dataclasses.replace(self.longest, gamma_max=min(self.longest.gamma_max, most))
-
-    @functools.cached_property
-    def lengths(self) -> list[int]:
-        """For an accelerator, where a policy's drafts wait for the host at each token."""
-        return [1, self.loop.gamma_max]
+        """The timed loop, which has shorter drafts where time is short."""
+        cut = self.chains and self.short and self.longest.gamma_max > SHORT_GAMMA
+        return dataclasses.replace(self.longest, gamma_max=SHORT_GAMMA) if cut else self.longest
 
     @functools.cached_property
     def loops(self) -> list[Any]:
         """One program of all lengths. A tree compiles with its calls, and α is a chain's."""
         deciding = fitting.deciding(self.policy, self.loop.gamma_max)
-        return [] if self.loop.branches else [self._always(self.loop.gamma_max, deciding)]
+        return [self._always(self.loop.gamma_max, deciding)] if self.chains else []
 
     def _always(self, length: int, policy: Policy) -> Any:
         """The timed loop with drafts of one length; -1: of the policy's."""
@@ -260,23 +244,20 @@ class Decided(Lengths):
             sums = np.array([[beta.sum(), len(beta)] for beta in overlaps]).T
             known = zip(("alpha", "between", "alpha_error"), acceptance(*sums), strict=True)
             table = Costs(**table.as_row() | dict(known))
-        static = [] if self.loop.branches else [self._static(table, tokens)]
-        return static + self._decided(table, overlaps)
-
-    def _static(self, table: Costs, tokens: Mapping[int, float]) -> Way:
-        """The best length: in a loop of its own, or where time is short in the timed loop."""
-        rounds = table.round_times(table.gamma_max)
-        took = {gamma: float(rounds[gamma]) for gamma in range(1, table.gamma_max + 1)}
-        if not self.short:
-            took = fitting.own_costs(table, widths(self.loop, bucket(self.inputs.rows)))
-        if not self.short and devices.is_accelerator(self.inputs.job.target.model):
-            alone = np.asarray(self.costs().round_times(table.gamma_max))
-            took = {gamma: float(alone[gamma]) for gamma in took}
+        if not self.chains:
+            return self._decided(table, overlaps)
+        rounds = table.round_times(table.gamma_max).tolist()
+        took, loop_of = dict(enumerate(rounds[1:], 1)), partial(with_length, self.loop)
+        if self.short:
+            loop_of = partial(self._always, policy=self.loops[0].policy.policy)
+        elif devices.is_accelerator(watch.target.model):
+            # A policy's drafts wait for the host at each token, and those of one length do not.
+            alone = costing.costs_of(watch, self.loop, some, [1, table.gamma_max])
+            took = dict(enumerate(alone.round_times(table.gamma_max).tolist()[1:], 1))
+        else:
+            took = table.alone(widths(self.loop, bucket(self.inputs.rows)))
         steps = {gamma: seconds / float(table.token) for gamma, seconds in took.items()}
-        gamma, facts = best_length(steps, tokens, table.c)
-        deciding = fitting.deciding(self.policy, table.gamma_max)
-        shared = self.short and self._always(gamma, deciding)
-        return Way(shared or with_length(self.loop, gamma), **facts)
+        return [best_length(loop_of, steps, tokens, table.c), *self._decided(table, overlaps)]
 
     def _decided(self, table: Costs, overlaps: Overlaps) -> list[Way]:
         """The policy's loop; none if the policy prefers plain decoding."""

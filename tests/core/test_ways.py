@@ -32,9 +32,9 @@ def test_costs_of_loops_of_their_own():
         ((2, 9), [1.5, 1.5 + 2.5 / 3, 4 - 2.5 / 3, 4.0]),
     ):
         expected = {k: passes[k - 1] + 0.1 * k for k in range(1, 5)}
-        assert fitting.own_costs(table, widths) == pytest.approx(expected)
+        assert table.alone(widths) == pytest.approx(expected)
     untold = Costs(0.1, [2.0] * 3, token=np.nan)
-    assert fitting.own_costs(untold, ()) == pytest.approx({1: 2.1, 2: 2.2})
+    assert untold.alone(()) == pytest.approx({1: 2.1, 2: 2.2})
 
 
 def test_what_a_way_promises():
@@ -43,11 +43,9 @@ def test_what_a_way_promises():
     method = types.SimpleNamespace(branches=False)
     static = Way(method, 3, 3, 0.1, {1: 1.5, 3: 2.0})
     assert static.promised(OVERLAPS) == pytest.approx(24 / (2.0 * (3 + 12)))
-    assert static.most(OVERLAPS) == pytest.approx(24 / (1.5 * (6 + 12)))
     policy = Way(method, 3, 3, 0.1, steps, policy="lookahead")
     assert policy.promised(OVERLAPS) == pytest.approx(24 / (2.0 * 3 + 1.1 * 12))
-    assert policy.most(OVERLAPS) == policy.promised(OVERLAPS)
-    assert policy.promised([]) == static.most([]) == 0
+    assert policy.promised([]) == static.promised([]) == 0
     assert metrics.rounds_along(np.ones(12), 3) == 3
 
 

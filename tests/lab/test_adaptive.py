@@ -74,7 +74,7 @@ def test_some_of_the_policies(monkeypatch):
 
 
 def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
-    """The trial is of the last inputs, by costs of the static loops. What wins races and is
+    """The last inputs choose, which are none of the race. What wins races and is
     replayed, at its own costs; plain decoding races, and is replayed as its policy says."""
     seen = []
 
@@ -87,7 +87,9 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
 
     monkeypatch.setattr(Stopwatch, "race", raced)
     monkeypatch.setattr(race.speedups, "ids", lambda on, count: [[i] for i in range(count)])
-    config = types.SimpleNamespace(alpha_inputs=20, timed_inputs=2, max_new_tokens=8, seed=0)
+    config = types.SimpleNamespace(
+        alpha_inputs=20, timed_inputs=2, max_new_tokens=8, seed=0, static=(1, 2)
+    )
     on = types.SimpleNamespace(config=config, target=pair.target)
     known = {
         "lookahead": Costs(0.1, [1.2] * 4, token=1.0), "dear": Costs(9.0, [1.0] * 4, token=1.0),
@@ -98,9 +100,9 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
         name: dataclasses.replace(built, policy=parse("lookahead", costs=known[name]))
         for name in ("lookahead", "dear")
     }
-    racing, decide = race.prefer(on, made, known)
+    racing, decide = race.prefer(on, made)
     own = race.costs_of(decide, made, known)
-    ways = [PLAIN, "γ=2"]
+    ways = ["γ=1", "γ=2", PLAIN]
     assert [names for names, _ in seen] == [[*ways, "lookahead"], ways]
     assert [texts for _, texts in seen] == [[[i] for i in range(4, 20)]] * 2
     assert racing["lookahead"] is decide["lookahead"]
@@ -109,7 +111,7 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
     assert race.drafts_nothing(decide["dear"])
     assert own["dear"].round_times(3).tolist() == [1.0] * 4
     config.timed_inputs = 15  # none of these is tried
-    race.prefer(on, made, known)
+    race.prefer(on, made)
     assert seen[-1][1] == [[i] for i in range(15, 20)]
 
 
