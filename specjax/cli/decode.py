@@ -6,9 +6,9 @@ The fields of the config are listed below. With carry, a continued run starts wi
 learned. A name that is an import path, and the file of --config itself, are code that runs: give
 only code that you would run.
 
-A policy that weighs costs, such as goodput, has them measured first, and decodes unless they promise
-no gain over plain decoding. With --tune=false it is an error. --settings=FILE takes gamma, tree, policy, costs and rule
-from a file of `specjax tune` instead, and measures nothing.
+A policy that weighs costs, such as goodput, has them measured first; if they promise no gain, plain
+decoding decodes. With --tune=false it is an error. --settings=FILE takes gamma, tree, policy, costs
+and rule from a file of `specjax tune` instead, and measures nothing.
 
 With --config.compare=True both methods decode every input in turns, once the output is written.
 They are printed side by side: tokens, calls, acceptance, times and the speedup. For a tree

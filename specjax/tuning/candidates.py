@@ -98,8 +98,7 @@ class Candidates:
     def chosen(self) -> Selection:
         """Measure all candidates, and choose one or plain decoding.
 
-        The draft is one that `generate` can take: a name stays one, unless it was loaded with
-        these counts or another dtype.
+        The draft's name stays one, unless it was loaded with these counts or another dtype.
         """
         candidates = [self.measure(draft, tree) for draft, tree in self.wanted]
         chosen = recommend(candidates, [draft for draft, _ in self.wanted])

@@ -31,9 +31,8 @@ class Inputs:
     """Inputs of a job, and what the target makes of them.
 
     α is over tokens that the target generates, at the job's batch size. Times are of `rows` at
-    once, on `timed_inputs` of the inputs, spread over the list. Drafts that count n-grams count the
-    target's outputs for the first half of the different inputs, and all candidates are measured on
-    the rest: no input is in both parts, however often it is given.
+    once, on `timed_inputs` spread over the list. N-grams are counted on the first half of the
+    different inputs, and all candidates measured on the rest: no input is in both.
 
     Raises:
       ValueError: too few inputs.

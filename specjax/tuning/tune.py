@@ -157,8 +157,7 @@ def select(
         print(chosen.words)
         specjax.generate(target, chosen.draft, texts, settings=chosen.settings, batch_size=1)
 
-    It is `tune` over several drafts, with one length or a fixed tree for each, at batch 1. Fields
-    that `tune` takes have the values of later use.
+    It is `tune` over several drafts, with one length or a fixed tree for each, at batch 1.
 
     Args:
       drafts: what `generate` takes as its draft, names included ("unigram" and "bigram" are counted
@@ -173,8 +172,7 @@ def select(
       dtype: dtype of named drafts, as `specjax.load` takes it.
 
     Raises:
-      ValueError: `drafts` is no list, none is known for this target, a number out of range, too
-        few texts, or no key where tokens are drawn.
+      ValueError: as `tune`; `drafts` is no list, or none is known for this target.
     """
     if isinstance(drafts, str) or not isinstance(drafts, Sequence):
         raise ValueError(f"drafts={drafts!r} should be a list, such as [{drafts!r}].")
