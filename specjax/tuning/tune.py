@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Unpack, cast, overload
 
-from specjax import devices, settings, trees
+from specjax import devices, drafters, settings, trees
 from specjax.batching import bucket
 from specjax.decoding import building
 from specjax.defaults import LONGEST
@@ -23,7 +23,7 @@ from specjax.tuning import fitting
 from specjax.tuning.candidates import Candidates, Draft
 from specjax.tuning.job import Fields, Job
 from specjax.tuning.members import smaller_members
-from specjax.tuning.recommendation import Selection
+from specjax.tuning.recommendation import Selection, counts_ngrams
 from specjax.types import Text
 
 
@@ -71,14 +71,12 @@ def tune(
       passes: smaller verify passes, as in `generate`; those that do not pay are left out. Default:
         1, 2, 4 and so on positions of each row for chains on a CPU, and none elsewhere.
       key: as in `generate`. A run may have the same key: it draws independently.
-      minutes: time for all of it; 0: no limit; default 2.5. Where it is short, shorter drafts and
-        fewer texts, tokens and repeats are timed. Compiling may take longer.
+      minutes: time for all of it; 0: no limit; default 2.5. Where it is short, less is timed.
       say: is called with a forecast and with each next step, such as "timing … turn 2 of 3".
       others: as in `generate`, with the values of later use.
 
     Returns:
-      Settings for `generate`. `str` of them describes what was found. For a list of drafts a
-      `Selection`, which has them and the chosen draft.
+      Settings for `generate`, with `words`. For a list a `Selection`, which also has the draft.
 
     Raises:
       ValueError: as `generate`, or no text.
@@ -102,6 +100,8 @@ def tune(
 
 def tuned(job: Job, draft: Draft, drafting: Drafting) -> Settings:
     """Find the fastest way to decode a job with this draft: see `tune`."""
+    if counts_ngrams(draft):
+        draft = drafters.load(str(draft), job.target)  # with the counts beside it, as it decodes
     found = _several(job, [draft], drafting)
     (one,) = found.candidates
     if one.problem:
