@@ -25,11 +25,6 @@ def static_costs(found: Mapping[str, Costs], gamma: int) -> Costs:
     return Costs(**timed[0].as_row() | {"verify": [first, *[full] * gamma], "rest": 0.0})
 
 
-def alone(found: Mapping[str, Costs]) -> dict[int, float]:
-    """Costs of a fully drafted round, by static γ, each in its own loop."""
-    return {k: float(static_costs(found, k).round_times(k)[k]) for k in gammas(found)}
-
-
 def gammas(found: Mapping[str, Costs]) -> range:
     """The range of static γ that `static_costs` covers: from the shortest timed to the longest."""
     timed = static_loops(found)

@@ -19,11 +19,12 @@ from experiments.replay.evaluation import evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study, check_counts
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import building
 from specjax.drafters.abilities import learn
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import costing, doubts, fit
-from specjax.measure.costing import static
+from specjax.measure.costing import static, with_length
 from specjax.measure.counting import Undecided
 from specjax.measure.stopwatch import Stopwatch
 from specjax.measure.timing import PLAIN, Comparison
@@ -31,6 +32,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, Policy, constant
 from specjax.policies.constant import Constant
 from specjax.policies.costs import mean
+from specjax.policies.estimating import Estimating
 from specjax.policies.loading import parse_with_costs, takes
 from specjax.pytrees import pytree
 from specjax.replay import replay
@@ -39,8 +41,8 @@ from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line
 from specjax.support.ranges import whole
-from specjax.tuning import trials
 from specjax.tuning.job import apart
+from specjax.tuning.ways import fastest
 
 ORACLE = "oracle"  # in replay only
 
@@ -161,9 +163,8 @@ def tried_costs(on: Study, cell: dict[str, Any]) -> tuple[dict[str, Costs], str]
 def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for each method.
 
-    A machine is not as fast in one minute as in the next, and wide passes change more than narrow
-    ones. So costs are measured before the race, for the policies, and again behind it.
-    Replay is by their mean.
+    Costs are measured before the race, for the policies, and again behind it, since a machine is
+    not as fast in one minute as in the next. Replay is by their mean.
 
     Raises:
       ValueError: costs that fit poorly, before anything is raced.
@@ -180,7 +181,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     made = build(on, draft, temperature, before)
     key = jax.random.key(config.seed)
     plain = speedups.plain_method(on, temperature)
-    racing, decide = prefer(on, made, before)
+    racing, decide = prefer(on, made)
     methods: dict[str, Any] = {PLAIN: plain, **static_loops(on, draft, temperature), **racing}
     if temperature:
         drawn = rehearse.script(recorded, key)
@@ -269,21 +270,25 @@ def drift(before: Mapping[str, Costs], after: Mapping[str, Costs], name: str) ->
 
 
 def prefer(
-    on: Study, made: Mapping[str, Speculative], known: Mapping[str, Costs]
+    on: Study, made: Mapping[str, Speculative]
 ) -> tuple[dict[str, Method], dict[str, Speculative]]:
-    """What decodes for each policy (`choice`); and the loops of policies, those of one length in
-    the place of policies that lost to them.
+    """What decodes for each policy, and its loop in replay: plain decoding where it prefers that.
 
-    Trials are of the last inputs that α is counted on, and never of those of the race: where there
-    are no others, costs and α alone choose.
+    An estimating policy gives way to what is faster on the last inputs of α, none of the race.
     """
     config, decide = on.config, dict[str, Any](made)
     racing: dict[str, Method] = {}
-    others = speedups.ids(on, config.alpha_inputs)[config.timed_inputs :]
-    texts, key = others[-trials.MAX_TRIAL_TEXTS :], apart(jax.random.key(config.seed))
-    watch = Stopwatch(on.target, config.max_new_tokens, key, repeats=trials.REPEATS)
+    texts = speedups.ids(on, config.alpha_inputs)[config.timed_inputs :][-16:]
+    key, most = apart(jax.random.key(config.seed)), config.max_new_tokens
+    watch = Stopwatch(on.target, most, key, repeats=2)
     for name, loop in made.items():
-        found = racing[name] = trials.faster(watch, loop, texts, by_loop.alone(known)).method
+        found = building.plain_if_preferred(loop, most)
+        if texts and isinstance(loop.policy, Estimating):
+            ways: Any = {static(gamma): with_length(loop, gamma) for gamma in config.static}
+            ways |= {PLAIN: building.plain_of(loop)}
+            ways |= {name: loop} if found is loop else {}
+            found = ways[fastest(watch.race(ways, texts).halves()[0], ways, name)]
+        racing[name] = found
         if found.drafter is None:
             decide[name] = dataclasses.replace(loop, policy=Constant(jnp.int32(0)))
         elif found is not loop:
@@ -384,13 +389,8 @@ def interval(
 def choose(
     timed: Comparison, candidates: Sequence[str]
 ) -> tuple[str, dict[str, float], Comparison]:
-    """The fastest of the candidates, by every other repeat; and what the rest of the repeats show.
-
-    What looks best on some repeats was lucky in them: compared on these, it would look too good.
-
-    Returns:
-      The name; the speedup of every method on the repeats that chose, a median of ratios within a
-      repeat; and the other repeats.
+    """The fastest of the candidates by every other repeat, which was lucky in them; the speedups of
+    all methods on these; and the other repeats, which judge it.
 
     Raises:
       ValueError: a single repeat.

@@ -6,9 +6,9 @@ The fields of the config are listed below. With carry, a continued run starts wi
 learned. A name that is an import path, and the file of --config itself, are code that runs: give
 only code that you would run.
 
-A policy that weighs costs, such as goodput, has them measured first, and the fastest method
-decodes. With --tune=false it is an error. --settings=FILE takes gamma, tree, policy, costs and rule
-from a file of `specjax tune` instead, and measures nothing.
+A policy that weighs costs, such as goodput, has them measured first; if they promise no gain, plain
+decoding decodes. With --tune=false it is an error. --settings=FILE takes gamma, tree, policy, costs
+and rule from a file of `specjax tune` instead, and measures nothing.
 
 With --config.compare=True both methods then decode every input in turns. They are printed side by
 side: tokens (of a tree its nodes), calls of both models, acceptance, times and the speedup.
@@ -297,7 +297,11 @@ def build(
             "otherwise than one: take another policy, or one process."
         )
     if measures and not (config.carry or config.rounds_file):
-        method = pairs.chosen(method, target, texts, config)
+        rows = pairs.job(config, target, texts).rows
+        decided = method
+        method = building.plain_if_preferred(method, config.max_new_tokens, rows)
+        if method is not decided:
+            print(f"{config.policy}: no draft is worth its time, so none is made", file=sys.stderr)
     if config.carry:
         building.check_carry(method)
     return method

@@ -21,7 +21,7 @@ from specjax.models.memory import check_fits
 from specjax.settings import MAX_GAMMA, Settings
 from specjax.support import command_line, named
 from specjax.support.ranges import whole
-from specjax.tuning import fitting, trials
+from specjax.tuning import fitting
 from specjax.tuning.job import Job
 
 METHODS = ("speculative", "autoregressive")
@@ -123,22 +123,6 @@ def with_costs(method, target: checkpoints.Checkpoint, texts: list[str], config)
     found = fitting.costs_for(run, config.policy, method, config.draft)
     print(f"{config.policy}: measured {fitting.words(found)}", file=sys.stderr)
     return fitting.with_costs(method, config.policy, found, run.rows)
-
-
-def chosen(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
-    """Choose and print the fastest: the method, plain decoding, or drafts of one length.
-
-    Arguments: `with_costs`.
-    """
-    found = trials.fastest(job(config, target, texts), method, config.draft).method
-    if not found.gamma_max:
-        why = "no draft is worth its time, so none is made"
-    else:
-        tokens = f"{found.gamma_max} token{'s' * (found.gamma_max != 1)}"
-        why = f"in its place every round drafts {tokens}"
-    if found is not method:
-        print(f"{config.policy}: {why}", file=sys.stderr)
-    return found
 
 
 def job(

@@ -1,18 +1,18 @@
-"""Find the fastest way to draft on this machine, by measured costs and a trial.
+"""Find the fastest way to draft on this machine, by measured costs and a race.
 
     specjax tune --config.target=DIR --config.draft=DIR --input=FILE --settings=settings.json
     specjax decode --config.target=DIR --config.draft=DIR --input=FILE --settings=settings.json
 
 Times drafts of a few lengths on some of the inputs, compares drafts of one length, the policy and
 plain decoding, and prints the fastest way and the reasons. The fields of the config are those that
-you will decode with. Most of its time compiles two loops, or up to five with a trial. A forecast
+you will decode with. Most of its time compiles two loops, or four with time enough. A forecast
 comes first. --config.minutes limits what is timed. docs/costs.md describes what is measured.
 
 Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input": "…"}, or
 {"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template, or a
 question of Spec-Bench, whose first turn is taken.
 
-With 128 inputs or more the candidates are compared in a trial, else by the measured costs alone.
+Half of the timed inputs choose, and the speedup that is printed is of the others.
 --settings names a JSON file, which `specjax decode`, `specjax.Settings.load` and `specjax.generate`
 take; settings hold for this machine, this pair, this batch size and such inputs, and a warning
 says where they are used for something else.

@@ -193,25 +193,24 @@ def tokens_by_position(rows: Sequence[Row], gammas: Sequence[int]) -> dict[int, 
 
 
 def tokens_along(outputs: Sequence[np.ndarray], gamma: int) -> float:
-    """Compute the expected tokens per target call along known outputs.
+    """Compute the expected tokens per target call along known outputs, see `rounds_along`."""
+    rounds = sum(rounds_along(beta, gamma) for beta in outputs)
+    return sum(map(len, outputs)) / max(rounds, 1.0)
+
+
+def rounds_along(beta: np.ndarray, gamma: int) -> float:
+    """Compute the expected rounds of a known output, by β at each token, as in `Alpha.overlaps`.
 
     A round at token t accepts k drafted tokens with chance β_t ⋯ β_(t+k−1) (1 − β_(t+k)) and goes
     on at t + k + 1. Unlike α, this sees runs of tokens that are accepted together.
-
-    Args:
-      outputs: β at each token of each output, as `Alpha.overlaps`.
-      gamma: drafted tokens of a round; fewer at the end of an output.
     """
-    tokens, rounds = 0, 0.0
-    for beta in outputs:
-        count = len(beta)
-        expected = np.zeros(count + 1)  # rounds from token t on
-        for t in reversed(range(count)):
-            reached = np.cumprod(beta[t : t + min(gamma, count - t - 1)])
-            chances = np.append(1.0, reached) - np.append(reached, 0.0)
-            expected[t] = 1.0 + chances @ expected[t + 1 : t + 1 + len(chances)]
-        tokens, rounds = tokens + count, rounds + float(expected[0])
-    return tokens / max(rounds, 1.0)
+    count = len(beta)
+    expected = np.zeros(count + 1)  # rounds from token t on
+    for t in reversed(range(count)):
+        reached = np.cumprod(beta[t : t + min(gamma, count - t - 1)])
+        chances = np.append(1.0, reached) - np.append(reached, 0.0)
+        expected[t] = 1.0 + chances @ expected[t + 1 : t + 1 + len(chances)]
+    return float(expected[0])
 
 
 def mean_interval(

@@ -94,7 +94,7 @@ class Comparison:
     @property
     def predicted(self) -> float | None:
         """The speedup that the costs promise for these rounds, see `Costs.speedup`."""
-        return self.costs.speedup(self.costs.gamma_max, *self._lasting())
+        return self.costs.speedup(self.costs.gamma_max, *self.lasting())
 
     @property
     def phases(self) -> dict[str, float]:
@@ -102,11 +102,11 @@ class Comparison:
 
         An estimate by the costs of rounds: no clock is read within the loop.
         """
-        _, rounds, draft_calls = (count * len(self.rows[SPECULATIVE]) for count in self._lasting())
+        _, rounds, draft_calls = (count * len(self.rows[SPECULATIVE]) for count in self.lasting())
         verify = self.costs.verify[-1] + self.costs.rest[-1]
         return {"draft": draft_calls * self.costs.draft.item(), "verify": rounds * verify.item()}
 
-    def _lasting(self) -> list[float]:
+    def lasting(self, name: str = SPECULATIVE) -> list[float]:
         """Tokens, rounds and calls of the drafter that a batch waits for, means over batches.
 
         A batch lasts as long as its slowest row, and a round's drafting as long as its longest
@@ -114,7 +114,7 @@ class Comparison:
         """
         counts = [
             [[row.emitted, row.target_calls, row.draft_calls] for row in batch]
-            for batch in self.rows[SPECULATIVE]
+            for batch in self.rows[name]
         ]
         return np.mean([np.max(batch, axis=0) for batch in counts], axis=0).tolist()
 

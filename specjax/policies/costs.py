@@ -221,6 +221,21 @@ class Costs:
         drafts = self.draft * jnp.arange(gamma_max + 1, dtype=jnp.float32)
         return drafts + self.verify + self.rest
 
+    def alone(self, widths: Sequence[int]) -> dict[int, float]:
+        """Times of rounds with 1 … γ_max drafted tokens whose pass has room for no more.
+
+        They are interpolated between the passes that have a cost, from a token's on. Passes of a
+        few positions may take a tenth more. The policy's time is included.
+
+        Args:
+          widths: positions of each row, in the passes of the timed loop.
+        """
+        gamma, verify = self.gamma_max, np.asarray(self.verify + self.rest, np.float64)
+        known = sorted({width - 1 for width in widths if 1 < width <= gamma} | {gamma})
+        first = float(np.fmin(verify[0], float(self.token)))
+        passes = np.interp(range(gamma + 1), [0, *known], [first, *verify[known]])
+        return {k: float(passes[k] + k * float(self.draft)) for k in range(1, gamma + 1)}
+
     def exact(self, positions: Int[Array, "..."], depth: int | Array) -> Float[Array, "..."]:
         """Time of a round whose target call has the smallest size that holds these positions.
 

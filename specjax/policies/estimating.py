@@ -1,7 +1,6 @@
 """Estimates of each row's α from its own rounds, and of the weight of recent rounds."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -81,37 +80,10 @@ class Estimating(Goodput):
           rows: number of rows that wait for each other.
         """
         cost = np.asarray(self.costs.round_times(gamma_max), np.float64)
-        tokens = self.expected_tokens(self.lower_alpha(), gamma_max, rows)
-        return self.plain_token() / float(np.mean(np.min(cost / tokens, axis=1)))
-
-    def promised_alone(self, cost: Mapping[int, float], rows: int = 1) -> dict[int, float]:
-        """The `promised_speedup` of each draft length if all rounds draft it, the best first.
-
-        A token takes
-
-            cost(k) · E_α [ 1/(1 + α + … + αᵏ) ]
-
-        The order is by the measured α; the speedups are by the lower one.
-
-        Args:
-          cost: time of a round, by the lengths to choose from.
-        """
-
-        def takes(length: int, alpha: float) -> float:
-            tokens = self.expected_tokens(alpha, length, rows)[:, length]
-            return float(cost[length] * np.mean(1 / tokens))
-
-        ordered = sorted(cost, key=lambda length: takes(length, float(self.first()[0])))
-        token, lower = self.plain_token(), self.lower_alpha()
-        return {length: token / takes(length, lower) for length in ordered}
-
-    def plain_token(self) -> float:
-        """Time of a token in plain decoding, or of a round without a draft if that is less."""
-        return float(self.costs.outside(0.0).round_times(self.costs.gamma_max)[0])
-
-    def lower_alpha(self) -> float:
-        """The first α minus its standard error."""
-        return float(self.first()[0] - jnp.nan_to_num(self.costs.alpha_error))
+        lower = float(self.first()[0] - jnp.nan_to_num(self.costs.alpha_error))
+        tokens = self.expected_tokens(lower, gamma_max, rows)
+        plain = float(self.costs.outside(0.0).round_times(gamma_max)[0])
+        return plain / float(np.mean(np.min(cost / tokens, axis=1)))
 
     def expected_tokens(self, mean: float, gamma_max: int, rows: int) -> Float[np.ndarray, "N K"]:
         """1 + α + … + αᵏ for 0 … γ_max drafted tokens, of N equally likely outputs; each is the

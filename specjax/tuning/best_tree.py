@@ -99,7 +99,6 @@ def choose(
     Args:
       draft: cost of a level, in target steps.
       verify: cost of a target call over a number of tokens, in target steps.
-      others: see `best_trees`.
     """
     made = best_trees(by_rank, sizes, depth, draw)
     found: dict[int, Choice] = {}

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Sequence
 
 from specjax.decoding import streaming
-from specjax.decoding.texts import common_width, tokenize
+from specjax.decoding.texts import check_room, common_width
 from specjax.drafters import ngram
 from specjax.loop import Method
 from specjax.measure import metrics, timing
@@ -30,10 +30,9 @@ def _content(text: Text) -> str | tuple[int, ...]:
 class Inputs:
     """Inputs of a job, and what the target makes of them.
 
-    α is over tokens that the target generates, at the job's batch size. Times are at batch 1, on
-    `timed_inputs` of the inputs, spread over the list. Drafts that count n-grams count the target's
-    outputs for the first half of the different inputs, and all candidates are measured on the rest:
-    no input is in both parts, however often it is given.
+    α is over tokens that the target generates, at the job's batch size. Times are of `rows` at
+    once, on `timed_inputs` spread over the list. N-grams are counted on the first half of the
+    different inputs, and all candidates measured on the rest: no input is in both.
 
     Raises:
       ValueError: too few inputs.
@@ -44,6 +43,8 @@ class Inputs:
     repeats: int
     counts_ngrams: bool = False  # whether a candidate does
     candidates: int = 1  # for the forecast
+    rows: int = 1  # timed at once
+    most: int | None = None  # inputs for α
 
     def __post_init__(self):
         kept = [text for text in self.job.texts if _content(text)]
@@ -51,17 +52,18 @@ class Inputs:
         counts = self.counts_ngrams
         self.counted = different[: len(different) // 2] if counts else []
         counted = set(map(_content, self.counted))
-        self.measured = [text for text in kept if _content(text) not in counted]
-        if len(different if counts else kept) < 2:
+        measured = [text for text in kept if _content(text) not in counted]
+        self.measured = list(timing.spread(measured, self.most or len(measured)))
+        least = 1 + (counts or self.most is None)
+        if (few := len(different if counts else kept)) < least:
             kind = "different input(s)" if counts else "input(s)"
-            few = len(different if counts else kept)
-            raise ValueError(f"{few} {kind} are too few to choose by: give 2 or more.")
+            raise ValueError(f"{few} {kind} are too few to choose by: give {least} or more.")
 
-    def rows(self, method: Method, texts: Sequence[Text], name: str = "") -> list[Row]:
+    def stream(self, method: Method, texts: Sequence[Text], name: str = "") -> list[Row]:
         """Decode texts by a method, of the draft of this name."""
         job = self.job
         rows = streaming.stream(
-            method, job.target, texts, max_new_tokens=job.max_new_tokens, key=job.draws,
+            method, job.target, texts, max_new_tokens=job.max_new_tokens, key=job.apart,
             batch_size=job.batch_size, max_source_len=job.max_source_len,
             names=(job.target.name, name),
         )  # fmt: skip
@@ -69,17 +71,22 @@ class Inputs:
 
     @functools.cached_property
     def watch(self) -> Stopwatch:
-        """The stopwatch of all candidates, at batch 1 and in the shapes of the timed inputs."""
-        width = common_width(self.timed)
+        """The stopwatch of all candidates. Its draws are independent of the run's."""
         watch = self.job.watch(repeats=self.repeats)
-        return dataclasses.replace(watch, key=self.job.draws, batch_size=1, width=width)
+        return dataclasses.replace(watch, batch_size=self.rows, width=common_width(self.ids))
+
+    @functools.cached_property
+    def ids(self) -> list[list[int]]:
+        """Ids of the inputs that may be measured."""
+        found = self.job.tokenize(self.measured)
+        check_room(self.job.target, found, self.job.max_new_tokens)
+        return found
 
     @functools.cached_property
     def timed(self) -> list[list[int]]:
-        """Ids of the timed inputs."""
-        job = self.job
-        texts = tokenize(job.target, self.measured, job.max_source_len)
-        return list(timing.spread(texts, self.timed_inputs))
+        """Ids of the timed inputs: whole batches, where there are enough."""
+        count = min(self.timed_inputs, len(self.ids))
+        return list(timing.spread(self.ids, count - count % min(self.rows, count)))
 
     @functools.cached_property
     def outputs(self) -> list[list[int]]:
@@ -92,26 +99,23 @@ class Inputs:
         count = job.pace.afford(job.max_new_tokens, MAX_SHARE_OF_OUTPUTS, inputs=most)["inputs"]
         self.measured = list(timing.spread(texts, count))
         job.say(f"decoding {count} inputs for α")
-        if self.batch > 1:
-            return [row.tokens for row in self.rows(job.plain, self.measured)]
-        few = tokenize(job.target, self.measured, job.max_source_len)
+        if self.batch != self.rows:
+            return [row.tokens for row in self.stream(job.plain, self.measured)]
         watch = dataclasses.replace(self.watch, repeats=1, say=timing.silent)
-        return [row.tokens for row in watch.race({PLAIN: job.plain}, few).outputs(PLAIN)]
+        raced = watch.race({PLAIN: job.plain}, job.tokenize(self.measured))
+        return [row.tokens for row in raced.outputs(PLAIN)]
 
     @property
     def batch(self) -> int:
-        """Rows of what is not timed. The loops for batches of 1 are compiled: with few inputs
-        another shape takes longer than it saves."""
+        """Rows of what is not timed: with few inputs as many as are timed, which have compiled."""
         few = len(self.measured) <= min(MIN_INPUTS, self.timed_inputs)
-        return 1 if few else self.job.batch_size
+        return self.rows if few else self.job.rows
 
     def alpha(self, loop: Speculative) -> metrics.Alpha:
         """Measure α of a loop along the outputs."""
         job, outputs = self.job, self.outputs
-        return metrics.alpha_of(
-            loop, job.target, self.measured, outputs, self.batch, job.max_source_len,
-            job.max_new_tokens,
-        )  # fmt: skip
+        run = job.target, self.measured, outputs, self.batch, job.max_source_len
+        return metrics.alpha_of(loop, *run, job.max_new_tokens)
 
     @functools.cached_property
     def counts(self) -> ngram.Counts:
@@ -121,5 +125,5 @@ class Inputs:
                 "n-grams count outputs of inputs that nothing is measured on: name them among the "
                 "drafts, so that some are kept for that."
             )
-        outputs = [row.tokens for row in self.rows(self.job.plain, self.counted)]
+        outputs = [row.tokens for row in self.stream(self.job.plain, self.counted)]
         return ngram.count(outputs, self.job.target.model.vocab_size, self.job.target.start_id)

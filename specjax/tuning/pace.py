@@ -14,8 +14,8 @@ from specjax.measure.stopwatch import Stopwatch, Texts
 from specjax.support.ranges import number
 
 FIRST_TOKENS = 4  # decoded for the forecast
-# What a thorough measurement of one draft compiles beyond a short one: loops of plain decoding's
-# size, or speculative loops once one is timed; and the share of the time left for that.
+# What a thorough measurement compiles beyond a short one: loops of plain decoding's size, or
+# speculative loops once one is timed; and the share of the time left for that.
 THOROUGH_LOOPS, THOROUGH_SPECULATIVE, MAX_THOROUGH_SHARE = 16, 3, 0.3
 
 
@@ -48,11 +48,10 @@ class Pace:
         return time.monotonic() + self.left(share)
 
     def afford(self, work: float, share: float = 1.0, **counts: tuple[int, int]) -> dict[str, int]:
-        """Lower counts until what they measure fits into a share of the time, see `reduced`.
+        """Lower counts until they fit into a share of the time, see `reduced`.
 
         Args:
           work: tokens of plain decoding, whose time one of each count takes.
-          counts: as in `reduced`.
         """
         each = work * self.token
         return reduced(counts, self.left(share) / each if each else math.inf)
@@ -83,15 +82,11 @@ class Pace:
         before = time.monotonic()
         jax.block_until_ready(decode(plain, context, state))
         self.compiling, self.token = before - first, (time.monotonic() - before) / few
-        self.say(self.forecast(loops, tokens))
-
-    def forecast(self, loops: int, tokens: int) -> str:
-        """Describe how long the rest will take. Arguments: see `first_pass`."""
         compiling, calls = loops * self.compiling, tokens * self.token
         fits = compiling + calls <= self.left()
         seconds = compiling + calls if fits else max(self.left(), compiling)
         less = "" if fits else f", fewer than usual to keep within {self.minutes:g} minutes"
-        return (
+        self.say(
             f"about {seconds / 60:.1f} minutes from here: {loops} loops to compile, "
             f"{self.compiling:.1f} s each, then timed calls at {1e3 * self.token:.3g} ms a token "
             f"of plain decoding{less}"

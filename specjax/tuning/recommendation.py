@@ -44,17 +44,16 @@ class Candidate:
     c: float = 0.0
     gamma: int = 0  # the best γ, by α and the times of whole rounds; of a tree its depth
     tree: str = ""  # the best tree, as `generate` takes it; empty: a chain
+    policy: str = ""  # decides how long drafts are, at most `gamma`; empty: always `gamma`
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # more for `Settings`
     nodes: int = 0  # drafted tokens of a round: nodes of the tree, or γ
     v: float = 0.0  # target steps of a round with that many `nodes`, without its draft steps
     steps: Mapping[str, float] = dataclasses.field(default_factory=dict)  # of a round, by γ
     # Expected tokens per target call: along whole outputs, for a tree by the acceptance of each
     # rank, for a drafter that `guesses` by that of each position.
     promised: float = 0.0
-    # Whether later tokens of a draft are accepted less often than the first. γ then follows from
-    # the rates of each position.
-    guesses: bool = False
-    # Expected tokens per target call, by γ; `promised` is that of the best γ.
-    expected: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    guesses: bool = False  # whether later tokens of a draft are accepted less often than the first
+    expected: Mapping[str, float] = dataclasses.field(default_factory=dict)  # `promised`, by γ
     # Tokens per target call by the rates of each position in the timed loop, as if no output ended
     # inside a draft.
     unended: float = 0.0
@@ -72,11 +71,6 @@ class Candidate:
     doubts: Sequence[str] = ()  # contradictions in its timings: nothing follows from them
     load: float | None = None  # load average per processor, after it was timed
     tuned_for: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # as in `Settings`
-
-    @property
-    def round(self) -> float:
-        """A round's target steps beyond its γ draft steps: verification and the rest."""
-        return self.steps[str(self.gamma)] - self.gamma * self.c
 
     @property
     def chosen_by(self) -> float:
@@ -128,7 +122,6 @@ def recommend(
     Args:
       drafts: the draft of each candidate; default: its name.
     """
-
     usable = [candidate for candidate in candidates if not candidate.problem]
 
     def plain(*words: str) -> Selection:
@@ -163,8 +156,9 @@ def recommend(
     winner = min(equals, key=lambda candidate: (candidate.memory, bool(candidate.tree)))
     words = _praise(winner, equals, usable, refused)
     settings = Settings(
-        winner.gamma, tree=winner.tree or "chain", words=words, tuned_for=winner.tuned_for
-    )
+        winner.gamma, tree=winner.tree or "chain", words=words, tuned_for=winner.tuned_for,
+        **winner.settings,
+    )  # fmt: skip
     place = next(i for i, candidate in enumerate(candidates) if candidate is winner)
     return Selection(list(candidates), settings, drafts[place] if drafts else winner.name)
 
@@ -217,9 +211,9 @@ def _praise(winner, equals, usable, refused) -> str:
 
 
 def _how(candidate: Candidate) -> str:
-    if candidate.tree:
-        return f"a tree of {candidate.nodes} nodes, {candidate.gamma} deep"
-    return f"gamma={candidate.gamma}"
+    one = candidate
+    shape = f"a tree of {one.nodes} nodes, {one.gamma} deep" if one.tree else f"gamma={one.gamma}"
+    return f"{shape} at most, as {one.policy} decides" if one.policy else shape
 
 
 def _called(candidate: Candidate) -> str:
@@ -234,8 +228,8 @@ def reasons(candidate: Candidate) -> tuple[str, ...]:
         return ("length",)
     if one.predicted > 1 and unended < MIN_SHARE_OF_PROMISED * one.promised:
         return ("later",)
-    bad = {"alpha": one.alpha < LOW_ALPHA, "c": one.c >= SLOW_DRAFT, "v": one.round >= SLOW_VERIFY}
-    lost = {"alpha": 1 - one.alpha, "c": one.gamma * one.c, "v": one.round - 1}
+    bad = {"alpha": one.alpha < LOW_ALPHA, "c": one.c >= SLOW_DRAFT, "v": one.v >= SLOW_VERIFY}
+    lost = {"alpha": 1 - one.alpha, "c": one.gamma * one.c, "v": one.v - 1}
     return tuple(name for name in bad if bad[name]) or (max(lost, key=lost.__getitem__),)
 
 
@@ -250,7 +244,7 @@ def why_not(candidate: Candidate) -> str:
     so_fast = f"{name}, {one.speedup_end_to_end:.2f} times as fast end to end"
     if one.dropped:
         so_fast = f"{name} was not timed: {one.dropped}"
-    if one.dropped and one.predicted > 1:  # a rival is faster
+    if one.dropped and (one.predicted > 1 or not one.steps):  # a rival is faster, or its policy
         return f"{so_fast}."
     if one.speedup_end_to_end > 1:
         return (
@@ -268,7 +262,7 @@ def why_not(candidate: Candidate) -> str:
         "alpha": f"agreement is too low (α = {one.alpha:.2f})",
         "c": f"the draft is too slow (c = {one.c:.2f}: a draft step takes {one.c:.2f}x as long "
         "as a target step)",
-        "v": f"verification is not free (a round of {size} takes {one.round:.2f} target steps "
+        "v": f"verification is not free (a round of {size} takes {one.v:.2f} target steps "
         "beside its draft steps)",
     }
     causes = reasons(one)

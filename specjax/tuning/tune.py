@@ -1,113 +1,125 @@
-"""`tune` and `select`: the fastest settings for one draft, and the best of several drafts.
+"""`tune` and `select`: the fastest way to decode, with one draft or with the best of several.
 
 Both measure a `Job` within some minutes: whole calls give the costs of rounds, costs and acceptance
-say which loops may win, and these race plain decoding. Half of the inputs chooses, and the other
-half says how fast the choice is.
+along the target's outputs say which loops may win, and these race plain decoding. Half of the
+inputs chooses, and the other half says how fast the choice is.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, cast, overload
 
-from specjax import devices, drafters, trees
+from specjax import devices, drafters, settings, trees
 from specjax.batching import bucket
 from specjax.decoding import building
-from specjax.decoding.conditions import conditions
 from specjax.defaults import LONGEST
 from specjax.drafters.base import Drafter
-from specjax.measure import doubts
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import check
 from specjax.settings import Drafting, Settings
 from specjax.support.ranges import shown, whole
 from specjax.support.renamed import refuses
-from specjax.tuning import fitting, trials
-from specjax.tuning.candidates import Candidates
+from specjax.tuning import fitting
+from specjax.tuning.candidates import Candidates, Draft
 from specjax.tuning.job import Fields, Job
 from specjax.tuning.members import smaller_members
-from specjax.tuning.recommendation import Selection, recommend
+from specjax.tuning.recommendation import Selection, counts_ngrams
 from specjax.types import Text
+
+
+class Options(Fields, settings.Fields, total=False):
+    """What `tune` takes beside a target, drafts and texts."""
+
+
+@overload
+def tune(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str,
+    texts: Sequence[Text],
+    **how: Unpack[Options],
+) -> Settings: ...
+
+
+@overload
+def tune(
+    target: Checkpoint,
+    draft: list[Any] | tuple[Any, ...],
+    texts: Sequence[Text],
+    **how: Unpack[Options],
+) -> Selection: ...
 
 
 @refuses
 def tune(
     target: Checkpoint,
-    draft: Checkpoint | Drafter | str,
+    draft: Checkpoint | Drafter | str | Sequence[Draft],
     texts: Sequence[Text],
-    *,
-    gamma: int = LONGEST,
-    policy: str | None = None,
-    tree: trees.Shape | str | None = None,
-    rule: str = "",
-    passes: Sequence[int] | None = None,
-    check_tokens: bool = True,
-    **job: Unpack[Fields],
-) -> Settings:
+    **how: Unpack[Options],
+) -> Settings | Selection:
     """Measure what rounds cost on this machine, and find the fastest way to decode such texts.
 
-    Some texts are decoded with drafts of a few lengths, which gives the costs of rounds and α. Then
-    the policy with these costs, drafts of one length and plain decoding are compared: in a trial
-    from 128 texts on, else by the costs and α alone. Half of the trial's texts choose, and the
+    Some texts are decoded with drafts of a few lengths, which gives the costs of rounds. With the
+    acceptance along the target's outputs they promise a speedup for each length and for a policy.
+    The best length and the policy race plain decoding. Half of the timed texts choose, and the
     speedup in `words` is of the others. Compiling the loops takes most of the time.
 
     Args:
-      target, draft, texts, rule, max_new_tokens, batch_size, max_source_len, check_tokens: as in
-        `generate`, with the values of later use. The rule is a name.
-      gamma: the longest draft that is tried.
+      draft: as in `generate`; or a list of drafts, as `select` takes it.
+      gamma: the longest draft that is tried; default 8.
       policy: name of a draft-length policy, with any settings that it needs; default "lookahead",
-        and "goodput" for trees. "lookahead" and "together" are compared with drafts of one length.
+        and "goodput" for trees. A rule is a name too.
       passes: smaller verify passes, as in `generate`; those that do not pay are left out. Default:
         1, 2, 4 and so on positions of each row for chains on a CPU, and none elsewhere.
-      sampling: default `Greedy()`.
       key: as in `generate`. A run may have the same key: it draws independently.
-      minutes: time for all of it; 0: no limit; default 2.5. Where it is short, shorter drafts and
-        fewer texts, tokens and repeats are timed. Compiling may take longer.
+      minutes: time for all of it; 0: no limit; default 2.5. Where it is short, less is timed.
       say: is called with a forecast and with each next step, such as "timing … turn 2 of 3".
+      others: as in `generate`, with the values of later use.
 
     Returns:
-      Settings for `generate`. `str` of them describes what was found.
+      Settings for `generate`, with `words`. For a list a `Selection`, which also has the draft.
 
     Raises:
-      ValueError: as `generate`.
+      ValueError: as `generate`, or no text.
     """
-    building.check_models(target, draft)
-    whole("gamma", gamma, "[1, ∞)")
-    if not isinstance(rule, str):
-        raise ValueError(f"rule={shown(rule)} must be a name, since settings are kept in a file.")
-    checked = () if passes is None else passes
-    drafting = Drafting(gamma, policy, None, tree, rule, checked, check_tokens)
-    run = Job(target, texts, **job)
-    return tuned(run, draft, with_passes(run, drafting) if passes is None else drafting)
+    given: dict[str, Any] = {"gamma": LONGEST, "rule": "", **how}
+    run = {name: given.pop(name) for name in Fields.__annotations__.keys() & given.keys()}
+    whole("gamma", given["gamma"], "[1, ∞)")
+    if not isinstance(given["rule"], str):
+        rule = shown(given["rule"])
+        raise ValueError(f"rule={rule} must be a name, since settings are kept in a file.")
+    drafting = Drafting(**given)
+    several, one = isinstance(draft, list | tuple), cast(Draft, draft)
+    if not several:
+        building.check_models(target, draft)
+    job = Job(target, texts, **run)
+    drafting = drafting if "passes" in given else with_passes(job, drafting)
+    if not several:
+        return tuned(job, one, drafting)
+    return _several(job, cast(list, draft) or smaller_members(target.name), drafting)
 
 
-def tuned(job: Job, draft: Checkpoint | Drafter | str, drafting: Drafting) -> Settings:
-    """Find the fastest way to decode a job with this draft: see `tune`.
+def tuned(job: Job, draft: Draft, drafting: Drafting) -> Settings:
+    """Find the fastest way to decode a job with this draft: see `tune`."""
+    if counts_ngrams(draft):
+        draft = drafters.load(str(draft), job.target)  # with the counts beside it, as it decodes
+    found = _several(job, [draft], drafting)
+    (one,) = found.candidates
+    if one.problem:
+        raise ValueError(one.problem)
+    more = [f"{remark[0].upper()}{remark[1:]}." for remark in one.remarks]
+    if "costs" in one.settings:
+        more.append(fitting.words(one.settings["costs"]))
+    words = " ".join([found.settings.words, *more])
+    return dataclasses.replace(found.settings, words=words, rule=drafting.rule)
 
-    Args:
-      drafting: its policy and rule are names, and γ is the longest that is tried.
-    """
-    target, branches = job.target, not isinstance(drafting.shape, trees.Chain)
+
+def _several(job: Job, drafts: Sequence[Draft], drafting: Drafting) -> Selection:
+    branches = not isinstance(drafting.shape, trees.Chain)
     policy: Any = drafting.policy or ("goodput" if branches else "lookahead")
     check(policy)
-    method = building.build(target, draft, drafting, sampling=job.chosen, policy=None)
-    name = drafters.name_of(draft)
-    costs = fitting.costs_for(job, policy, method, name)
-    loop: Any = fitting.with_costs(method, policy, costs, job.rows)
-    fastest = trials.fastest(job, loop, name)
-    why = trials.reasons(fastest, loop, policy)
-    if not branches and costs.gamma_max < method.gamma_max:
-        why += f" Drafts of more than {costs.gamma_max} tokens were not tried, for lack of minutes."
-    busy = doubts.busy([doubts.load_average()])
-    found = Settings(
-        fastest.method.gamma_max,
-        rule=drafting.rule,
-        check_tokens=drafting.check_tokens,
-        words=f"{why} {fitting.words(costs)} {busy}".rstrip(),
-        tuned_for=conditions(loop, target, draft, job.rows, job.max_new_tokens),
-    )
-    own: dict[str, Any] = {"policy": policy, "costs": costs, "passes": loop.passes}
-    own["tree"] = trees.text_of(drafting.shape)
-    return dataclasses.replace(found, **own) if fastest.method is loop else found
+    how = dataclasses.replace(drafting, policy=policy, gamma=None if branches else drafting.gamma)
+    tokens = drafting.check_tokens
+    return Candidates(job, drafts, repeats=3, check_tokens=tokens, drafting=how).chosen()
 
 
 def with_passes(job: Job, drafting: Drafting) -> Drafting:
@@ -121,8 +133,8 @@ def with_passes(job: Job, drafting: Drafting) -> Drafting:
     return dataclasses.replace(drafting, passes=[rows * width for width in widths])
 
 
-class Options(Fields, total=False):
-    """What `select` takes beside the fields of a job."""
+class Measured(Fields, total=False):
+    """What `select` takes beside a target, drafts and texts."""
 
     gammas: Sequence[int]
     nodes: Sequence[int]
@@ -137,7 +149,7 @@ def select(
     target: Checkpoint,
     drafts: Sequence[str | Checkpoint | Drafter],
     texts: Sequence[Text],
-    **options: Unpack[Options],
+    **options: Unpack[Measured],
 ) -> Selection:
     """Measure each candidate on these inputs, and choose one, or plain decoding.
 
@@ -145,35 +157,26 @@ def select(
         print(chosen.words)
         specjax.generate(target, chosen.draft, texts, settings=chosen.settings, batch_size=1)
 
+    It is `tune` over several drafts, with one length or a fixed tree for each, at batch 1.
+
     Args:
-      target: the model whose outputs are to come sooner.
       drafts: what `generate` takes as its draft, names included ("unigram" and "bigram" are counted
         here). Named models are loaded one at a time and freed. None given: the members of the
-        target's family that are smaller, see `smaller_members`. Plain decoding is compared with
-        all of them.
-      texts: inputs of the kind that will be decoded, texts or lists of token ids; some 50 are
-        enough.
-      sampling, max_new_tokens, key, max_source_len, batch_size, check_tokens: as in `generate`,
-        with the values of later use. Timings are at batch 1 all the same.
+        target's family that are smaller, see `smaller_members`.
+      texts: inputs of the kind that will be decoded; some 50 are enough.
       gammas: draft lengths to choose from; default 1, 2, 3, 5, 7 and 10.
       nodes: sizes of trees to try too, such as (8, 16, 32).
       timed_inputs: how many of the texts are timed; default 16.
       repeats: repeats of each timing; default 5.
-      minutes: time for all of it; 0: no limit; default 2.5. Where it is short, fewer lengths,
-        inputs, tokens and repeats are timed, and a draft that cannot win is not timed at all.
-        Compiling may take longer.
+      minutes: as in `tune`. A draft that cannot win is not timed at all, unless there is no limit.
       dtype: dtype of named drafts, as `specjax.load` takes it.
-      say: is called with a forecast and with each next step, such as "timing … turn 2 of 5".
 
     Raises:
-      ValueError: `drafts` is no list, none is known for this target, a number out of range, too
-        few texts, or no key where tokens are drawn.
+      ValueError: as `tune`; `drafts` is no list, or none is known for this target.
     """
     if isinstance(drafts, str) or not isinstance(drafts, Sequence):
         raise ValueError(f"drafts={drafts!r} should be a list, such as [{drafts!r}].")
     drafts = list(drafts) or smaller_members(target.name)
     given: dict[str, Any] = dict(options)
     run = {name: given.pop(name) for name in Fields.__annotations__.keys() & given.keys()}
-    trial = Candidates(Job(target, texts, **run), drafts, **given)
-    candidates = [trial.measure(draft, tree) for draft, tree in trial.wanted]
-    return trial.ready(recommend(candidates, [draft for draft, _ in trial.wanted]))
+    return Candidates(Job(target, texts, **run), drafts, **given).chosen()

@@ -4,33 +4,34 @@ import dataclasses
 import functools
 import json
 import re
-import time
 import types
 import weakref
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
+import clocks
 import command_line
 import specjax
 from pairs import TEXTS
-from specjax import checkpoints, drafters, formulas, loop, trees
+from specjax import checkpoints, drafters, formulas, trees
 from specjax.decoding import building
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import doubts, metrics
 from specjax.models.language_model import LanguageModel
 from specjax.policies import Costs
 from specjax.pytrees import pytree
+from specjax.sampling import Greedy
 from specjax.support import named
 from specjax.support.named import short
 from specjax.tuning.candidates import Candidates
 from specjax.tuning.inputs import Inputs
-from specjax.tuning.job import Job
+from specjax.tuning.job import Job, apart
 from specjax.tuning.members import smaller_members
 from specjax.tuning.recommendation import Candidate, reasons, recommend, why_not
+from specjax.tuning.ways import Lengths
 
 BUDGET = 24
 
@@ -151,22 +152,21 @@ class OneAhead(ModelDrafter):
 def test_gamma_by_the_rates_of_each_position(pair):
     """Where the first token is as good as the target's and no other comes, one token is drafted.
     α, which asks for first tokens alone, would take the longest draft."""
-    made = trial(pair.target, TEXTS[:4], max_new_tokens=BUDGET, gammas=(1, 2, 4))
-    drafter = OneAhead(pair.twin.model)
-    longest = made._build(drafter, gamma=4)
-    always = metrics.Alpha(1.0, None, None, 60, [np.ones(60)])
-    expected = made._expected("one ahead", longest, always)
+    gammas = (1, 2, 4)
+    made = trial(pair.target, TEXTS[:4], max_new_tokens=BUDGET, gammas=gammas)
+    longest = building.build(pair.target, OneAhead(pair.twin.model), gamma=4, sampling=Greedy())
+    rows = made.inputs.stream(longest, TEXTS[:4])
+    expected = metrics.tokens_by_position(rows, gammas)
     assert expected == {1: 2.0, 2: 2.0, 4: 2.0}
-    chosen = made._best_chain(longest, [1, 4], expected, Costs(0.1, [1.0] * 5))
+    ways = Lengths(made.inputs, longest, gammas, 1.0)
+    chosen = ways.best(expected, Costs(0.1, [1.0] * 5))
     assert (chosen.gamma, chosen.tokens, chosen.method.gamma_max) == (1, 2.0, 1)
     # Where time is short, all lengths are timed in the loop of one, and race in it.
-    costs = Costs(0.1, [1.0, 1.1, 1.2, 1.3, 1.4])
-    shared = made._best_chain(longest, [4], expected, costs)
+    ways.lengths = [4]
+    shared = ways.best(expected, Costs(0.1, [1.0, 1.1, 1.2, 1.3, 1.4]))
     assert (shared.gamma, shared.method.gamma_max, shared.v) == (1, 4, pytest.approx(1.4))
     assert int(shared.method.policy.gamma) == 1
-    assert shared.steps == pytest.approx({gamma: 1.4 + 0.1 * gamma for gamma in (1, 2, 4)})
-    along = made._expected("twin", made._build(pair.twin, gamma=4), always)
-    assert along == {1: 2.0, 2: 3.0, 4: 5.0}
+    assert shared.steps == pytest.approx({gamma: 1.4 + 0.1 * gamma for gamma in gammas})
 
 
 SHAPE = "fixed(paths=((0,), (1,)), draw='without')"
@@ -280,7 +280,7 @@ def test_what_is_chosen_decodes(pair, monkeypatch):
 
     monkeypatch.setattr(Candidates, "measure", measure)
     rows = [types.SimpleNamespace(tokens=[3, 4, 5])]
-    monkeypatch.setattr(Inputs, "rows", lambda *_: rows)
+    monkeypatch.setattr(Inputs, "stream", lambda *_: rows)
     run = {"max_new_tokens": 4}
     drafts = [pair.draft, "bigram", "lookup"]
     plain, kept = specjax.generate(pair.target, None, TEXTS[:2], **run), []
@@ -385,18 +385,7 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
 def test_a_prediction_counts_what_lies_between_the_phases(pair, monkeypatch):
     """On a clock by which a call takes .05, a token 1, a draft step .375 and a verify pass 1.13; a
     round takes .33 between these, which no phase shows that is timed alone."""
-    now, decode = [0.0], loop.decode
-
-    def clocked(method, context, state):
-        after = decode(method, context, state)
-        rounds, steps = int(after.stats.target_calls.max()), int(after.stats.draft_calls.max())
-        each = 1.0 if method.drafter is None else 1.13 + 0.33
-        now[0] += 0.05 + rounds * each + steps * 0.375
-        return after
-
-    monkeypatch.setattr(loop, "decode", clocked)
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(doubts, "load_average", lambda: 0.0)
+    clocks.of_rounds(monkeypatch, 0.375, 1.13 + 0.33)
     options = {"max_new_tokens": BUDGET, "gammas": (1, 3), "timed_inputs": 4, "repeats": 1}
     (found,) = specjax.select(pair.target, [pair.twin], TEXTS[:4], minutes=0, **options).candidates
     assert (found.gamma, found.doubts) == (3, ())
@@ -412,7 +401,7 @@ def test_counts_are_of_inputs_that_are_not_measured(pair):
         pair.target, ["", *TEXTS], ["bigram"], sampling=specjax.Sampling(), key=0,
         max_new_tokens=BUDGET, timed_inputs=2, repeats=1,
     ).measure("bigram")  # fmt: skip
-    key = jax.random.key(0)
+    key = apart(jax.random.key(0))
     generate = functools.partial(
         specjax.generate, pair.target, None, max_new_tokens=BUDGET, temperature=1.0, key=key
     )

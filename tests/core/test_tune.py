@@ -6,39 +6,27 @@ import inspect
 import json
 import textwrap
 import time
-import types
 
 import jax
 import numpy as np
 import pytest
 
+import clocks
 import specjax
 from pairs import TEXTS
 from specjax import doctor, generation, policies
 from specjax.autoregressive import Autoregressive
 from specjax.decoding import building, running, starting, streaming
 from specjax.decoding.conditions import conditions
-from specjax.decoding.texts import tokenize
-from specjax.measure import timing
-from specjax.measure.stopwatch import Stopwatch
 from specjax.policies import Costs
 from specjax.rules import Block
 from specjax.sampling import Greedy, Sampling
 from specjax.settings import Drafting, Settings
 from specjax.support import files
-from specjax.tuning import fitting, trials
+from specjax.tuning import fitting
+from specjax.tuning.job import Job
 
 RUN = {"max_new_tokens": 12, "batch_size": 2}
-
-
-@pytest.fixture
-def costs(monkeypatch):
-    """What is measured, without a clock: a function that sets it."""
-
-    def are(table):
-        monkeypatch.setattr(fitting, "costs_for", lambda *_, **__: table)
-
-    return are
 
 
 def loops(monkeypatch):
@@ -72,81 +60,68 @@ def test_costs_are_asked_for(pair, name):
         specjax.generate(pair.target, pair.draft, TEXTS, policy=name, **RUN)
 
 
-@pytest.mark.sweep
-def test_measured_and_used(pair, monkeypatch):
-    """The policy has the costs of its own loop, in seconds; the tokens are those of the target."""
-    monkeypatch.setattr(trials, "fastest", lambda job, method, *_: trials.Fastest(method))
-    options = {"gamma": 3, "policy": "goodput(prior=0.9)", "passes": [2, 4], **RUN}
-    settings = specjax.tune(pair.target, pair.draft, TEXTS[:3], **options)
-    found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
-    plain = specjax.generate(pair.target, None, TEXTS, **RUN)
-    assert found.tokens == plain.tokens
-    assert " ms for the smallest round, " in str(settings)
-    assert (settings.gamma, settings.policy) == (3, "goodput(prior=0.9)")
-    assert settings.costs.gamma_max == 3
-    assert 0 < settings.costs.round_times(3)[0] < 1
-    assert 0 < settings.costs.token < 1
+@pytest.mark.parametrize("decides", [-0.5, 0.0])
+def test_the_fastest_is_measured_and_used(pair, monkeypatch, decides):
+    """A policy whose rounds take less, or drafts of one length: decisions have to gain 2%. The
+    policy has the costs of its own loop, and the tokens are those of the target."""
+    clocks.of_rounds(monkeypatch, 0.1, 1.5, decides)
+    options = {"gamma": 3, "policy": "goodput(prior=0.9)", "passes": [2, 4], "minutes": 0, **RUN}
+    settings = specjax.tune(pair.target, pair.twin, TEXTS, **options)
+    assert settings.gamma == 3
+    assert settings.policy == ("goodput(prior=0.9)" if decides else None)
+    if decides:
+        times = np.asarray(settings.costs.round_times(3)) / float(settings.costs.token)
+        np.testing.assert_allclose(times, 1.0 + 0.1 * np.arange(4), rtol=0.02)
+        assert float(settings.costs.alpha) == 1
+        assert "Use twin with gamma=3 at most, as goodput(prior=0.9) decides: " in settings.words
+        assert " ms for the smallest round, " in settings.words
+    else:
+        assert "Use twin with gamma=3: outputs come 2." in settings.words
+    used = loops(monkeypatch)
+    found = specjax.generate(pair.target, pair.twin, TEXTS, settings=settings, **RUN)
+    assert found.tokens == specjax.generate(pair.target, None, TEXTS, **RUN).tokens
+    assert type(used[0].policy).__name__ == ("Goodput" if decides else "Constant")
+    with pytest.warns(UserWarning, match="tuned for something else: batch_size was 2 and is 1\\. "):
+        specjax.generate(pair.target, pair.twin, TEXTS[:1], settings=settings, max_new_tokens=12)
 
 
 def test_the_batch_that_is_measured(pair, monkeypatch):
     asked = []
 
-    def told(job, policy, method, *_):
-        asked.append((policy, method.passes, job.rows))
-        return Costs(0.1, [1.0] * (method.gamma_max + 1))
+    def refuse(watch, policy, method, texts, **_):
+        asked.append((policy, method.passes, watch.batch_size, len(texts)))
+        raise InterruptedError
 
-    monkeypatch.setattr(fitting, "costs_for", told)
+    monkeypatch.setattr(fitting, "costs_of", refuse)
     for texts, options in ((TEXTS, {}), (TEXTS[:1], {"gamma": 3, "passes": ()})):
-        specjax.tune(pair.target, pair.draft, texts, **RUN | options)
-    assert asked == [("lookahead", (2, 4, 8, 16), 2), ("lookahead", (), 1)]
+        with pytest.raises(InterruptedError):
+            specjax.tune(pair.target, pair.draft, texts, minutes=0, **RUN | options)
+    assert asked == [("lookahead", (2, 4, 8, 16), 2, 4), ("lookahead", (), 1, 1)]
 
 
-def test_no_draft_where_none_is_worth_its_time(pair, costs, monkeypatch):
-    costs(Costs(9.0, [1.0] * 4))
-    settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=3, policy="goodput", **RUN)
+def test_no_draft_where_none_is_worth_its_time(pair, monkeypatch):
+    clocks.of_rounds(monkeypatch, 0.5, 9.0)
+    settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=3, passes=(), **RUN)
     assert (settings.gamma, settings.policy, settings.costs) == (0, None, None)
-    assert "No draft is worth its time: none pays by its costs and α" in str(settings)
+    assert "Use plain decoding: no draft here makes outputs come sooner" in str(settings)
     used = loops(monkeypatch)
     found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
     assert found.tokens == specjax.generate(pair.target, None, TEXTS, **RUN).tokens
     assert type(used[0]) is Autoregressive
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("fixed", [True, False])
-def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
-    """Drafts of one length that are faster, or the policy, by every other batch; the speedup is of
-    the rest. The trial's texts are from all over the list, and its draws are not those of a run
-    with the same key."""
-    tried = []
-
-    def race(watch, methods, texts):
-        tried.append((texts, watch.batch_size))
-        assert watch.key != jax.random.key(0)
-        per_token = dict.fromkeys(methods, 1.1) | {trials.POLICY: 1.0}
-        per_token |= {"γ=2": 0.9} if fixed else {}
-        reported = dict.fromkeys(methods, 5.0) | {timing.PLAIN: 7.5}  # of the other batch
-        by = {
-            name: np.array([[9.0, 9.0], [seconds, reported[name]]])
-            for name, seconds in per_token.items()
-        }
-        rows = {name: [[types.SimpleNamespace(emitted=1)] * 2] * 2 for name in by}
-        return timing.Comparison(by, {}, rows, {})
-
-    # At α = .6 two tokens bring 1.96 for 1.4, most of all.
-    costs(Costs(0.2, [1.0] * 4, alpha=0.6, token=1.0))
-    monkeypatch.setattr(Stopwatch, "race", race)
-    many = TEXTS[:4] * 32
-    options = {"gamma": 3, "passes": (), "batch_size": 2, "max_new_tokens": 2}
-    settings = specjax.tune(pair.target, pair.draft, many, **options)
-    assert tried == [(tokenize(pair.target, TEXTS[:1] * 4), 2)]
-    assert (settings.gamma, settings.policy) == ((2, None) if fixed else (3, "lookahead"))
-    assert "1.50 times as fast as plain decoding, on 2 inputs that did not choose" in str(settings)
-    used = loops(monkeypatch)
-    with pytest.warns(UserWarning, match="tuned for something else: batch_size was 2 and is 1\\. "):
-        specjax.generate(pair.target, pair.draft, TEXTS[:1], settings=settings, max_new_tokens=2)
-    kind = "Constant" if fixed else "Lookahead"
-    assert (type(used[0].policy).__name__, used[0].gamma_max) == (kind, settings.gamma)
+def test_the_best_of_several_drafts(pair, monkeypatch):
+    """Each is tuned; a name that is none is reported, and alone it is an error."""
+    clocks.of_rounds(monkeypatch, 0.1, 1.2)
+    options = {"gamma": 2, "passes": (), "policy": "svip", **RUN}
+    found = specjax.tune(pair.target, [pair.draft, "/nowhere", pair.twin], TEXTS, **options)
+    assert found.draft is pair.twin
+    assert found.settings.gamma == 2
+    assert [one.name for one in found.candidates] == [pair.draft.name, "/nowhere", pair.twin.name]
+    assert found.candidates[0].speedup < found.candidates[2].speedup
+    assert found.candidates[2].tuned_for["batch_size"] == 2
+    with pytest.raises(ValueError, match="No such directory: /nowhere"):
+        specjax.tune(pair.target, "/nowhere", TEXTS, **options)
 
 
 @pytest.mark.sweep
@@ -170,23 +145,23 @@ def test_what_is_measured_depends_on_no_draw_of_the_run(pair, monkeypatch):
 
 
 def test_nothing_to_measure(pair):
-    """Blank texts, or no new token: any costs will do, and nothing is decoded."""
-    options = {"gamma": 3, "policy": "goodput", **RUN}
-    settings = specjax.tune(pair.target, pair.draft, [" "], **options)
-    assert settings.gamma == 3
-    assert settings.costs.round_times(3).tolist() == [1, 1, 1, 1]
+    with pytest.raises(ValueError, match=r"0 input\(s\) are too few to choose by: give 1 or more"):
+        specjax.tune(pair.target, pair.draft, [" "], **RUN)
     with pytest.raises(ValueError, match="draft=None"):
         specjax.tune(pair.target, None, TEXTS)
+    method = building.build(pair.target, pair.draft, gamma=3, sampling=Greedy())
+    costs = fitting.costs_for(Job(pair.target, [" "]), "goodput", method)  # before a run
+    assert costs.round_times(3).tolist() == [1, 1, 1, 1]
 
 
 @pytest.mark.sweep
-def test_a_tree_is_tuned(pair, costs):
-    costs(Costs(0.0, [1.0] * 3))
+def test_a_tree_is_tuned(pair, monkeypatch):
+    clocks.of_rounds(monkeypatch, 0.01)
     tree = "fixed(2, 1)"
-    settings = specjax.tune(pair.target, pair.draft, TEXTS, tree=tree, **RUN)
+    settings = specjax.tune(pair.target, pair.twin, TEXTS, tree=tree, **RUN)
     assert (settings.gamma, settings.policy) == (2, "goodput")
     assert specjax.trees.parse(settings.tree) == specjax.trees.parse(tree)
-    found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
+    found = specjax.generate(pair.target, pair.twin, TEXTS, settings=settings, **RUN)
     assert found.tokens == specjax.generate(pair.target, None, TEXTS, **RUN).tokens
 
 

@@ -9,15 +9,14 @@ import types
 
 import pytest
 
+import clocks
 import command_line
 from command_line import ROOT
 from pairs import TEXTS
 from specjax.cli import defaults, main
 from specjax.measure import doubts
-from specjax.policies import Costs
 from specjax.settings import Settings
 from specjax.support import command_line as commands
-from specjax.tuning import fitting
 from specjax.tuning.candidates import Candidates
 from specjax.tuning.recommendation import Candidate
 
@@ -133,20 +132,22 @@ def test_decode_by_both_doors(command, flags, tmp_path):
 
 @pytest.fixture
 def tuned(command, pair, inputs, tmp_path, monkeypatch):
-    """specjax tune on the pair, with costs that no clock gave: its outcome and its file."""
+    """specjax tune on the pair, by a clock on which a policy's rounds are the cheap ones: its
+    outcome and its file."""
 
-    def run(*flags, draft=0.1, **costs):
-        table = Costs(draft, [1.0] * 9, token=1.0, **costs)
-        monkeypatch.setattr(fitting, "costs_for", lambda *_, **__: table)
+    def run(*flags, rest=1.5):
         file = tmp_path / "made" / "settings.json"
-        outcome = command(
-            "specjax", "tune", f"--config.target={pair.target.name}", inputs,
-            f"--config.draft={pair.draft.name}", f"--settings={file}", *flags,
-        )  # fmt: skip
+        with monkeypatch.context() as patch:
+            clocks.of_rounds(patch, 0.1, rest, decides=-0.5)
+            outcome = command(
+                "specjax", "tune", f"--config.target={pair.target.name}", inputs,
+                f"--config.draft={pair.draft.name}", f"--settings={file}", "--config.minutes=0",
+                "--config.max_new_tokens=8", *flags,
+            )  # fmt: skip
         assert (outcome.status, outcome.stderr) == (0, "")
-        assert outcome.progress == [
+        assert outcome.progress[0] == (
             f"[0:00] loading the target {pair.target.name} and the draft {pair.draft.name}"
-        ]
+        )
         return outcome.stdout, file
 
     return run
@@ -156,11 +157,11 @@ def test_tune_then_decode(command, flags, tuned):
     """What tune writes, decode takes: a policy with its costs, and plain decoding."""
     flags = "specjax", "decode", *flags, "--config.max_new_tokens=8"
     plain = command(*flags, "--config.method=autoregressive", "--config.gamma=0")  # not read
-    said, file = tuned("--config.policy=goodput", "--config.rule=block")
+    said, file = tuned("--config.policy=goodput", "--config.rule=block", "--config.gamma=3")
     settings = Settings.load(file)
-    assert (settings.gamma, settings.policy, settings.rule) == (8, "goodput", "block")
+    assert (settings.gamma, settings.policy, settings.rule) == (3, "goodput", "block")
     assert said == f"{settings}\n"
-    assert "goodput decides how long drafts are" in said
+    assert "Use draft with gamma=3 at most, as goodput decides" in said
     found = command(*flags, f"--settings={file}", "--tune=false")
     assert found.status == 0, found.stderr
     tokens = [
@@ -168,8 +169,8 @@ def test_tune_then_decode(command, flags, tuned):
     ]
     assert tokens[0] == tokens[1]
     assert "Accepted of those tested" in found.stderr
-    said, file = tuned(draft=9.0)
-    assert "No draft is worth its time" in said
+    said, file = tuned("--config.gamma=1", rest=9.0)
+    assert "Use plain decoding" in said
     none = command(*flags, f"--settings={file}")
     assert none.stdout == plain.stdout
 
@@ -177,8 +178,8 @@ def test_tune_then_decode(command, flags, tuned):
 def test_an_output_belongs_to_its_settings(command, flags, tuned, tmp_path):
     """Also to their costs, which decide how long drafts are."""
     flags = "specjax", "decode", *flags, "--config.max_new_tokens=4"
-    for speed, status in ((0.1, 0), (0.2, 1)):
-        _, file = tuned("--config.policy=goodput", draft=speed)
+    for speed, status in ((1.5, 0), (1.6, 1)):
+        _, file = tuned("--config.policy=goodput", "--config.gamma=3", rest=speed)
         outcome = command(*flags, f"--settings={file}", f"--output={tmp_path / 'out.jsonl'}")
         assert outcome.status == status, outcome.stderr
     assert "belongs to a run that began with other settings" in outcome.stderr

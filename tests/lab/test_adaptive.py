@@ -25,12 +25,13 @@ from pairs import TEXTS
 from specjax import Row
 from specjax.autoregressive import Autoregressive
 from specjax.decoding import building
+from specjax.measure.costing import static
+from specjax.measure.stopwatch import Stopwatch
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.policies import Costs, Policy, constant, parse
 from specjax.policies.costs import mean
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling
-from specjax.tuning import trials
 from table_models import inputs_of, random_table
 
 
@@ -73,18 +74,22 @@ def test_some_of_the_policies(monkeypatch):
 
 
 def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
-    """The trial is of the last inputs, by costs of the static loops. What wins races and is
+    """The last inputs choose, which are none of the race. What wins races and is
     replayed, at its own costs; plain decoding races, and is replayed as its policy says."""
     seen = []
 
-    def faster(watch, method, texts, cost):
-        seen.append((texts, cost))
-        preferred = building.plain_if_preferred(method, watch.max_new_tokens)
-        return trials.Fastest(trials.with_length(method, 2) if preferred is method else preferred)
+    def raced(watch, ways, texts):
+        seen.append((list(ways), texts))
+        fast = static(2) if "lookahead" in ways else PLAIN
+        took = {name: np.full((2, 2), 1.0 - 0.1 * (name == fast)) for name in ways}
+        rows = {name: [[types.SimpleNamespace(emitted=1)]] * 2 for name in ways}
+        return Comparison(took, {}, rows, dict.fromkeys(ways, [None] * 2))
 
-    monkeypatch.setattr(trials, "faster", faster)
+    monkeypatch.setattr(Stopwatch, "race", raced)
     monkeypatch.setattr(race.speedups, "ids", lambda on, count: [[i] for i in range(count)])
-    config = types.SimpleNamespace(alpha_inputs=20, timed_inputs=2, max_new_tokens=8, seed=0)
+    config = types.SimpleNamespace(
+        alpha_inputs=20, timed_inputs=2, max_new_tokens=8, seed=0, static=(1, 2)
+    )
     on = types.SimpleNamespace(config=config, target=pair.target)
     known = {
         "lookahead": Costs(0.1, [1.2] * 4, token=1.0), "dear": Costs(9.0, [1.0] * 4, token=1.0),
@@ -95,18 +100,19 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
         name: dataclasses.replace(built, policy=parse("lookahead", costs=known[name]))
         for name in ("lookahead", "dear")
     }
-    racing, decide = race.prefer(on, made, known)
+    racing, decide = race.prefer(on, made)
     own = race.costs_of(decide, made, known)
-    assert [texts for texts, _ in seen] == [[[i] for i in range(4, 20)]] * 2
-    assert seen[0][1] == pytest.approx({1: 1.1, 2: 1.4, 3: 1.7})
+    ways = ["γ=1", "γ=2", PLAIN]
+    assert [names for names, _ in seen] == [[*ways, "lookahead"], ways]
+    assert [texts for _, texts in seen] == [[[i] for i in range(4, 20)]] * 2
     assert racing["lookahead"] is decide["lookahead"]
     assert racing["lookahead"].gamma_max == own["lookahead"].gamma_max == 2
     assert isinstance(racing["dear"], Autoregressive)
     assert race.drafts_nothing(decide["dear"])
     assert own["dear"].round_times(3).tolist() == [1.0] * 4
     config.timed_inputs = 15  # none of these is tried
-    race.prefer(on, made, known)
-    assert seen[-1][0] == [[i] for i in range(15, 20)]
+    race.prefer(on, made)
+    assert seen[-1][1] == [[i] for i in range(15, 20)]
 
 
 def test_costs_over_a_race():

@@ -434,9 +434,9 @@ def test_ctrl_c_is_one_line(decode, tmp_path, monkeypatch):
 
 def test_a_comparison_without_a_draft_is_said(decode, monkeypatch):
     """A policy that finds plain decoding faster leaves nothing to compare."""
-    monkeypatch.setattr(pairs_of_config, "with_costs", lambda method, *more: method)
-    plain = building.plain_of
-    monkeypatch.setattr(pairs_of_config, "chosen", lambda method, *more: plain(method))
+    dear = policies.lookahead(policies.Costs(9.0, [1.0] * 5))
+    with_costs = functools.partial(building.with_policy, policy=dear)
+    monkeypatch.setattr(pairs_of_config, "with_costs", lambda method, *more: with_costs(method))
     outcome = decode("--config.policy=lookahead", "--config.compare=True")
     assert outcome.status == 0
     assert outcome.stderr.splitlines()[-1].startswith("Nothing is compared: no draft is used")
