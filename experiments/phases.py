@@ -6,7 +6,6 @@ Separate calls measure the fixed time of one (`Costs.overhead`): dispatch, and f
 weights that the encoder has evicted from the caches.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from specjax.drafters.base import proposal
 from specjax.loop import Method
 from specjax.measure import doubts
 from specjax.measure.compiling import at_once
-from specjax.policies import Costs, constant
+from specjax.policies import Costs
 from specjax.sampling import Purpose
 from specjax.speculative import Contexts
 from specjax.state import State
@@ -51,7 +50,7 @@ def stopwatch(
 
     Args:
       contexts, state: from `loop.start`, with room for a round; the state is copied once.
-      gamma: the draft length of the verify pass and of the round.
+      gamma: what the method drafts in every round.
       calls: loops whose fixed time to measure: plain decoding, and a speculative one that drafts γ
         tokens in every round. The function of each encodes and returns as `loop.start` does; it
         runs right before the timing, since the state is donated. The number of rounds is about what
@@ -59,7 +58,7 @@ def stopwatch(
     """
     made = {("call", loop.gamma_max, count): (loop, begin) for loop, begin, count in calls}
     phases: dict[Hashable, Callable] = {"target": _target_step, "draft": _draft_step}
-    phases |= {"verify": partial(_verify, gamma=gamma), "round": partial(_round, gamma=gamma)}
+    phases |= {"verify": partial(_verify, gamma=gamma), "round": _any_round}
     runs = {name: partial(_repeat, phase, steps) for name, phase in phases.items()}
     runs |= {name: partial(_repeat, _any_round, name[2]) for name in made}
     jitted = {name: jax.jit(run, donate_argnames="state") for name, run in runs.items()}
@@ -168,15 +167,6 @@ def _verify(method, contexts, state, *, gamma):
     return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
 
 
-def _round(method, contexts, state, *, gamma):
-    """Run a round, and return to the state before it: every round has the same work to do."""
-    method = dataclasses.replace(method, policy=constant(gamma), gamma_max=gamma)
-    after, _ = method.step(contexts, _resized(state, gamma))
-    return state.replace(
-        tokens=after.tokens, cache=after.cache, drafter=after.drafter, rounds=after.rounds
-    )
-
-
 def _any_round(method, contexts, state):
     """Run a round, or a token of plain decoding, and return to the state before it.
 
@@ -186,13 +176,3 @@ def _any_round(method, contexts, state):
     after, _ = method.step(contexts, state)
     keys = smp.fold(state.keys, after.rounds, Purpose.POLICY)
     return after.replace(length=state.length, done=state.done, keys=keys)
-
-
-def _resized(state, gamma):
-    """The state with counters for another γ_max, and no policy state."""
-    stats = dataclasses.replace(
-        state.stats,
-        accepted_lengths=jnp.zeros((state.length.shape[0], gamma + 1), jnp.int32),
-        tested=jnp.zeros((state.length.shape[0], gamma), jnp.int32),
-    )
-    return state.replace(stats=stats, policy=())

@@ -51,7 +51,6 @@ def main_columns(rows: Rows) -> list[report.Column]:
         "speedup": "speedup",
         "end to end": "end_to_end",
         "/ best γ": "over_best",
-        "oracle": "oracle",
         "predicted": "predicted",
     }
     return [

@@ -29,9 +29,7 @@ WORDS = (
     "α: the accepted share of tested tokens and of rounds without a draft, which count as "
     "rejections. Speedup: of the loops alone, per token, over the fastest plain decoding. End to "
     "end: the same with the prefill. / best γ: over the best static γ of the same draft, chosen on "
-    "one half of the inputs and applied to the other, both ways. Oracle: a bound from costs. It "
-    "takes the rounds of the longest static γ with exactly the accepted tokens drafted, which at T "
-    "= 0 are the same rounds, and the measured times of their parts. Predicted: τ / (γc + v + "
+    "one half of the inputs and applied to the other, both ways. Predicted: τ / (γc + v + "
     "overhead) for the rounds of a static γ. In brackets: 95% intervals, by a bootstrap over "
     "inputs, of times over batches; none for a single one."
 )
@@ -239,28 +237,6 @@ def over_fastest(took: Float[np.ndarray, "R 2 N"], own: Float[np.ndarray, "2 N"]
     return estimate(chosen[:, 0] / chosen[:, 1] / (own_seconds / own_tokens), count)
 
 
-def oracle(block: Block, draft: str, costs: Costs) -> float | None:
-    """Speedup over the fastest plain decoding if each round had drafted what it got accepted.
-
-    The rounds are those of the longest static γ; c and v give their times, in steps of `PLAIN`,
-    whose measured time makes seconds of them. A batch waits for its slowest row. None without a
-    static γ.
-    """
-    if not (static := block.static(draft)):
-        return None
-    longest = block.units[static[-1]]
-    round_times = np.asarray(costs.round_times(costs.gamma_max), np.float64) / float(costs.token)
-    plain = block.units[PLAIN]
-    step = sum(unit.seconds for unit in plain) / sum(unit.waited for unit in plain)
-    took = 0.0
-    for unit in longest:
-        for outputs in unit.turns:
-            lengths = np.array([one["accepted_lengths"] for one in outputs])
-            took += step * (lengths @ round_times[: lengths.shape[1]]).max()
-    tokens = sum(unit.tokens for unit in longest)
-    return per_token(block.units[fastest_plain(block)]) / (took / tokens)
-
-
 def predicted(block: Block, name: str, costs: Costs) -> float | None:
     """Speedup over the fastest plain decoding that the costs promise; None of policies.
 
@@ -323,7 +299,6 @@ def figures(
         "speedup": speedup(some, name),
         "end_to_end": None if np.isnan(whole.value) else whole,
         "over_best": over_best(some, name),
-        "oracle": oracle(some, facts["draft"], known) if known else None,
         "predicted": predicted(some, name, known) if known else None,
         "same": sum(all(one["same"] for one in turns) for turns in each),
     }

@@ -31,8 +31,9 @@ among them is code that runs: its module is imported.
 Prints a table and writes replay.jsonl and report.md to the workdir, or else the trace's directory.
 """
 
+import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -56,7 +57,8 @@ from specjax.support.named import short
 def main(_) -> None:
     args = flags.FLAGS
     directory = pathlib.Path(args.trace)
-    workdir = command_line.make_workdir(args.workdir or str(workdir_of(directory)))
+    beside = directory.parent if directory.is_file() else directory
+    workdir = command_line.make_workdir(args.workdir or str(beside))
     if counted := directory.is_file():
         row, found, remark = of_counts(args, directory)
     else:
@@ -87,7 +89,7 @@ def main(_) -> None:
     rows = keep(workdir, lines, row, args.seed)
     sections = [Section(title, COLUMNS, rows, remark, LEGEND)]
     if kinds:
-        sections += by_kind(rows, list(dict.fromkeys(kinds)))
+        sections.append(by_kind(rows, list(dict.fromkeys(kinds))))
     command.publish(workdir, f"Replay of {title}", sections, rows)
 
 
@@ -99,19 +101,16 @@ def folds_of(outputs: int, kinds: Sequence[str]) -> dict[str, list[np.ndarray]]:
     return halves | ({"learned on other kinds": parts} if len(parts) > 1 else {})
 
 
-def by_kind(rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> list[Section]:
+def by_kind(rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> Section:
     """Speedups by kind of text, over plain decoding and over the best γ of that kind."""
 
-    def cells(cell: Callable[[dict[str, Any]], str]) -> list[report.Column]:
-        return [(kind, lambda line, kind=kind: cell(line["by"][kind])) for kind in kinds]
+    def cell(line: dict[str, Any], kind: str) -> str:
+        one = line["by"][kind]
+        return f"{one['speedup']:.2f} ({one['of_chosen']['value']:.2f})"
 
-    name = COLUMNS[0]
-    speedups = cells(lambda one: f"{one['speedup']:.2f}")
-    ratios = cells(lambda one: f"{one['of_chosen']['value']:.2f}")
-    return [
-        Section("Speedup by kind of text", [name, *speedups], rows),
-        Section("Over the γ that is best for the kind", [name, *ratios], rows, legend=BY_KIND),
-    ]
+    columns: list[report.Column] = [COLUMNS[0]]
+    columns += [(kind, functools.partial(cell, kind=kind)) for kind in kinds]
+    return Section("Speedup by kind of text", columns, rows, legend=BY_KIND)
 
 
 def keep(
@@ -122,11 +121,6 @@ def keep(
     facts |= {"batch": 1, "seed": seed, "trace_commit": row.get("commit")}
     provenance.write(workdir / "replay.jsonl", [{**line, **facts} for line in lines])
     return files.read_rows(workdir / "replay.jsonl")
-
-
-def workdir_of(trace: pathlib.Path) -> pathlib.Path:
-    """The trace's directory."""
-    return trace.parent if trace.is_file() else trace
 
 
 def of_counts(args, file: pathlib.Path) -> tuple[dict[str, Any], Rollouts, str]:
@@ -217,7 +211,10 @@ COLUMNS: list[report.Column] = [
     ("regret", lambda line: f"{line['regret']:.1%}"),
     ("gap closed", lambda line: "–" if line["closed"] is None else f"{line['closed']:.0%}"),
 ]
-BY_KIND = "γ, or plain decoding, is chosen on every other output of the kind for those between."
+BY_KIND = (
+    "In brackets: over the best γ of the kind, or plain decoding, chosen on every other output for "
+    "those between."
+)
 LEGEND = (
     "τ: tokens per target call. verified: tokens per round. speedup: the time of plain decoding, "
     "by that of the policy. of the best γ: the speedup, by that of the best constant. of γ chosen "

@@ -8,6 +8,7 @@ has a row for each file, with the outputs of each kind of text.
 """
 
 import pathlib
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -18,7 +19,7 @@ from specjax.replay.rollouts import Rollouts
 from specjax.support import command_line, files
 from specjax.support.named import short
 
-LOST_BITS = 4  # of the 10 bits behind the point of a float16
+BITS = 7  # of a number
 
 
 def main(_) -> None:
@@ -40,7 +41,7 @@ def main(_) -> None:
 def packed(found: Rollouts) -> Rollouts:
     """Round, and clear what no replayed round reads."""
     sure = (found.acceptance == 1) & (found.accepted < 0)
-    fields = {name: np.array(x) for name, x in found._asdict().items()}
+    fields: dict[str, Any] = {name: np.array(x) for name, x in found._asdict().items()}
     fields["target_entropy"] *= 0
     for name in ("drafts", "target", "draft", "belief_logprob", "overlap", "entropy", "top1"):
         # Of the output's own token the first slot holds what does not depend on the token drawn.
@@ -53,11 +54,9 @@ def packed(found: Rollouts) -> Rollouts:
 
 
 def _rounded(x: np.ndarray) -> np.ndarray:
-    """Round to a float16 whose last bits are 0."""
-    bits = x.astype(np.float16).view(np.uint16).astype(np.uint32)
-    there = np.isfinite(x)
-    bits = np.where(there, (bits + (1 << (LOST_BITS - 1))) >> LOST_BITS << LOST_BITS, bits)
-    return bits.astype(np.uint16).view(np.float16)
+    """Round to `BITS` bits, as a float16."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.round(mantissa * (1 << BITS)) / (1 << BITS), exponent).astype(np.float16)
 
 
 if __name__ == "__main__":

@@ -174,10 +174,11 @@ def roll_out(
       Rollouts, arbitrary beyond the recorded positions; and the state, with its flags down if a
       model's logits were not finite.
     """
-    assert isinstance(method.policy, Recorder)
+    recorder = method.policy
+    assert isinstance(recorder, Recorder)
     first, rule, gamma_max = state.length, method.rule, method.gamma_max
     known = state.tokens, first, contexts.drafter, state.drafter
-    width = jax.eval_shape(method.drafter.begin, *known)[0].shape[1] if method.policy.hidden else 0
+    width = jax.eval_shape(method.drafter.begin, *known)[0].shape[1] if recorder.hidden else 0
 
     def from_position(state, hidden):
         own = block_at(state.tokens, state.length, gamma_max)
@@ -202,7 +203,7 @@ def roll_out(
         drafts, after = speculative.draft(method, contexts.drafter, start, dice)
         noted = after.policy
         distributions = jnp.concatenate([target[:, :1], drafts.logprobs[:, 1:]], axis=1)
-        if method.policy.judged or guesses(method.drafter):
+        if recorder.judged or guesses(method.drafter):
             logprobs, _, after = speculative.verify(method, contexts.target, after, drafts)
             distributions = logprobs[:, :gamma_max]
         own_draft = at_tokens(drafts.logprobs[:, :1], own[:, :1])[:, 0]

@@ -13,10 +13,9 @@ ARGUMENTS = {  # old ones, and what they are now
     "samples": "num_samples", "rounds": "log_rounds", "carry": "carry_state",
 }  # fmt: skip
 FIELDS = {"drafted": "verified", "levels": "draft_calls"}  # of rows, results and rounds
-_BOARD = "average", "exp3", "first_descent", "gammatune", "head", "hedge", "online", "tapout", "ucb"
 MOVED = {
     f"policy {name}": f"'experiments.adaptive.policies:{name}', in a checkout of the repository"
-    for name in _BOARD
+    for name in ["average", "exp3", "first_descent", "gammatune", "head", "hedge", "tapout", "ucb"]
 }
 
 

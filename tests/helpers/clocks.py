@@ -17,7 +17,7 @@ def of_rounds(monkeypatch, step=0.0, rest=1.0, decides=0.0, call=0.05):
 
     def clocked(method, context, state):
         after = decode(method, context, state)
-        rounds, steps = int(after.stats.target_calls.max()), int(after.stats.levels.max())
+        rounds, steps = int(after.stats.target_calls.max()), int(after.stats.draft_calls.max())
         each = 1.0
         if method.drafter is not None:
             each = rest + (0.0 if method.policy.fixed else decides)

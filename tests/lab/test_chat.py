@@ -259,7 +259,6 @@ def test_policies_batches_and_a_run_that_goes_on(directory, asked, monkeypatch, 
     assert [row["policy"] for row in rows[:3]] == ["", "", "lookahead"]
     page = (tmp_path / "report.md").read_text()
     assert "## T = 1, batch 2" in page
-    assert "| oracle |" in page  # lookahead had costs measured
     assert len(files.read_rows(tmp_path / "costs.jsonl")) == 1
     found = (tmp_path / "results.jsonl").read_bytes()
     files.write_rows(tmp_path / "question.jsonl", ASKED[:-1])
@@ -405,22 +404,12 @@ def test_the_fastest_plain_decoding_is_the_baseline():
     assert tables.speedup(block, PLAIN).value == pytest.approx(0.5)
 
 
-def test_the_oracle_drafts_what_is_accepted():
+def test_what_costs_predict():
     """Rounds of 0 and 1 accepted tokens, at costs in steps of plain decoding, which take 1 s."""
-    costs = Costs(0.25, [1.0, 1.5, 2.0])
     rows = [plain_row(n) for n in range(2)] + [row_of("a", n, 9.0, gamma=2) for n in range(2)]
-    block = block_of(*rows)
-    assert tables.oracle(block, "d", costs) == pytest.approx(3 / (1.0 + 0.25 + 1.5))
-    assert tables.predicted(block, "a", costs) == pytest.approx(1.5 / (2 * 0.25 + 2))
-    # A batch waits for its slowest row, whose neighbour here needs no round.
-    slow = row_of("a", 0, 9.0, gamma=2, rows=2)
-    outputs = slow["batches"][0]["turns"][0]["outputs"]
-    slow["batches"][0]["turns"][0]["outputs"] = [
-        outputs[0],
-        {**outputs[0], "accepted_lengths": [0, 0, 0]},
-    ]
-    block = block_of(plain_row(0, rows=2), slow)
-    assert tables.oracle(block, "d", costs) == pytest.approx(3 / 2.75)
+    costs = Costs(0.25, [1.0, 1.5, 2.0])
+    promised = tables.predicted(block_of(*rows), "a", costs)
+    assert promised == pytest.approx(1.5 / (2 * 0.25 + 2))
 
 
 def test_the_reason_has_the_parts_of_a_round():

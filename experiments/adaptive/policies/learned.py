@@ -36,7 +36,7 @@ class Seen(NamedTuple):
     after: Float[Array, "B F"]
     entropy: Float[Array, " B"]  # of the distribution that the newest token is drawn from
     known: Float[Array, "B G F"]  # features of this round's tokens
-    count: Int[Array, " B"]  # drafted tokens
+    drafted: Int[Array, " B"]  # tokens
     survival: Float[Array, " B"]  # P(all of them are accepted)
 
 
@@ -68,15 +68,13 @@ class Learned(Policy):
 
     def init(self, keys, gamma_max):
         ones = jnp.ones(keys.shape, jnp.float32)
-        weights = (jnp.broadcast_to(w, (*keys.shape, len(w))) for w in (self.here, self.after))
+        here, after = (jnp.broadcast_to(w, (*keys.shape, len(w))) for w in (self.here, self.after))
         known = jnp.zeros((*keys.shape, gamma_max, len(self.here)), jnp.float32)
-        return Seen(
-            FIRST * ones, WEIGHT * self.rate * ones, WEIGHT * ones, *weights, 0 * ones, known,
-            jnp.zeros(keys.shape, jnp.int32), ones,
-        )  # fmt: skip
+        none, gained = jnp.zeros(keys.shape, jnp.int32), WEIGHT * self.rate * ones
+        return Seen(FIRST * ones, gained, WEIGHT * ones, here, after, 0 * ones, known, none, ones)
 
     def begin(self, state, live, gamma_max):
-        fresh = state._replace(count=0 * state.count, survival=jnp.ones_like(state.survival))
+        fresh = state._replace(drafted=0 * state.drafted, survival=jnp.ones_like(state.survival))
         chance = jax.nn.sigmoid(self.first[0] + self.first[1] * log_odds(state.past))
         cost = self.costs.round_times(gamma_max)
         pays = chance > state.gained / state.spent * (cost[1] - cost[0])
@@ -87,16 +85,16 @@ class Learned(Policy):
 
     def go_on(self, state, drafting, logprob):
         gamma_max = state.known.shape[1]
-        known = features(jnp.exp(logprob), state.entropy, state.past, state.count, gamma_max)
+        known = features(jnp.exp(logprob), state.entropy, state.past, state.drafted, gamma_max)
         chance = jax.nn.sigmoid(jnp.sum(known * state.here, axis=1))
         following = jax.nn.sigmoid(jnp.sum(known * state.after, axis=1))
-        survival, count = state.survival * chance, state.count + 1
-        more = jnp.append(jnp.diff(self.costs.round_times(gamma_max)), jnp.inf)[count]
+        survival, drafted = state.survival * chance, state.drafted + 1
+        more = jnp.append(jnp.diff(self.costs.round_times(gamma_max)), jnp.inf)[drafted]
         pays = survival * following > state.gained / state.spent * more
-        rows = jnp.arange(len(count))
+        rows = jnp.arange(len(drafted))
         state = state._replace(
-            known=state.known.at[rows, state.count].set(known, mode="drop"),
-            count=count, survival=survival,
+            known=state.known.at[rows, state.drafted].set(known, mode="drop"),
+            drafted=drafted, survival=survival,
         )  # fmt: skip
         return state, drafting & pays
 
@@ -142,7 +140,7 @@ def online(
 
 
 class Tested(NamedTuple):
-    """Tested tokens of rounds of γ_max tokens along outputs."""
+    """Tested tokens along outputs."""
 
     known: Float[np.ndarray, "N F"]
     accepted: Bool[np.ndarray, " N"]
@@ -174,7 +172,8 @@ def seen_in(found: Rollouts) -> Tested:
             begin += kept + 1
     columns = np.array(rows).T
     slots = jnp.asarray(columns[3], jnp.int32)
-    known = np.asarray(features(*map(jnp.float32, columns[:3]), slots, found.gamma_max))
+    belief_, entropy_, past_ = map(jnp.float32, columns[:3])
+    known = np.asarray(features(belief_, entropy_, past_, slots, found.gamma_max))
     return Tested(known, *(column > 0 for column in columns[4:]))
 
 
