@@ -40,8 +40,7 @@ def evaluate(
         of the loop that they share.
       carry: and one for each policy that carries over what it learned, CARRIED behind its name.
       kinds: of text, for each output: lines then have speedups for each of them.
-      folds: by the name of a line, parts of the outputs, each replayed by a policy that was fitted
-        to the outputs of the other parts.
+      folds: by the name of a line, parts of the outputs, each for a policy fitted to the others.
 
     A line's `of_chosen` is its speedup over the best constant γ, or plain decoding, as it was
     chosen on other outputs, with a 95% interval over outputs.

@@ -132,7 +132,6 @@ if __name__ == "__main__":
     flags.DEFINE_integer("inputs", 200, "Inputs, the first of the config's split.")
     flags.DEFINE_list("widths", [], "Of the policies' verify passes: none, all, or some numbers.")
     flags.DEFINE_bool("costs", True, "Time rounds and calls too.")
-    flags.DEFINE_bool("judged", True, "Let the target read what follows a rejected token; replay "
-                      "does not need it.")  # fmt: skip
+    flags.DEFINE_bool("judged", True, "The target reads what follows a rejected token.")
     flags.DEFINE_bool("hidden", False, "Record the drafter's hidden states too.")
     command.run(main, __doc__, "What to decode, by what.")

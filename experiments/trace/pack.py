@@ -3,8 +3,8 @@
     python -m experiments.trace.pack --trace=runs/mixed --workdir=docs/results/mixed
 
 Numbers are rounded to 7 bits. A rollout is left out where the target accepts the output's own token
-for certain, since no round drafts along it. The entropy of the target is left out. Results.jsonl
-has a row for each file, with the outputs of each kind of text.
+for certain, since no round drafts along it. The target's entropy and ids of rollouts are left out.
+Results.jsonl has a row for each file, with the outputs of each kind of text.
 """
 
 import pathlib
@@ -26,14 +26,13 @@ def main(_) -> None:
     trace = pathlib.Path(flags.FLAGS.trace)
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     rows = files.read_rows(trace / "results.jsonl")
-    cells = dict.fromkeys((row["draft"], row["temperature"]) for row in rows)
     lines = []
-    for draft, temperature in cells:
+    for draft, temperature in dict.fromkeys((row["draft"], row["temperature"]) for row in rows):
         row, found, _ = of_trace(trace, short(draft), temperature)
         name = f"{short(draft)}-T{temperature:g}.npz"
         rollouts.save(workdir / name, packed(found))
-        positions = int(np.sum(found.emitted))
-        lines.append({**row, "category": None, "positions": positions, "alpha": None, "file": name})
+        new = {"category": None, "alpha": None, "positions": int(found.emitted.sum()), "file": name}
+        lines.append(row | new)
         command_line.say(f"{name}: {(workdir / name).stat().st_size:,} bytes")
     files.write_rows(workdir / "results.jsonl", lines)
 
@@ -43,7 +42,8 @@ def packed(found: Rollouts) -> Rollouts:
     sure = (found.acceptance == 1) & (found.accepted < 0)
     fields: dict[str, Any] = {name: np.array(x) for name, x in found._asdict().items()}
     fields["target_entropy"] *= 0
-    for name in ("drafts", "target", "draft", "belief_logprob", "overlap", "entropy", "top1"):
+    fields["drafts"] *= 0
+    for name in ("target", "draft", "belief_logprob", "overlap", "entropy", "top1"):
         # Of the output's own token the first slot holds what does not depend on the token drawn.
         kept = 1 if name in ("overlap", "entropy", "top1") else 0
         fields[name][np.asarray(sure), kept:] = 0
@@ -56,7 +56,9 @@ def packed(found: Rollouts) -> Rollouts:
 def _rounded(x: np.ndarray) -> np.ndarray:
     """Round to `BITS` bits, as a float16."""
     mantissa, exponent = np.frexp(x)
-    return np.ldexp(np.round(mantissa * (1 << BITS)) / (1 << BITS), exponent).astype(np.float16)
+    rounded = np.ldexp(np.round(mantissa * (1 << BITS)) / (1 << BITS), exponent)
+    with np.errstate(over="ignore"):  # of −3e38, and behind the end of a rollout
+        return rounded.astype(np.float16)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Traces that are shipped: what is left out, joined, and told by kind of text."""
+"""Traces that are shipped: what is left out, how they are joined, and figures by kind of text."""
 
 import functools
 import json
@@ -103,7 +103,7 @@ def test_learned_from_a_trace():
 
 @pytest.mark.slow
 def test_kinds_of_text_from_models_to_a_learned_policy(monkeypatch, capsys, tmp_path, pair):
-    """Cells by kind, which continue; packed; told by kind; learned. Bad input in one sentence."""
+    """Cells by kind, which continue; packed; speedups by kind; learned; bad input."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
     run = functools.partial(command_line.run, monkeypatch, capsys)
     rows = [{"category": f"kind {i % 2}", "turns": [text]} for i, text in enumerate(2 * TEXTS)]

@@ -123,13 +123,8 @@ class Learned(Policy):
 def online(
     costs: Costs, prior: float = 0.7, slope: float = 0.6, learning_rate: float = 0.05
 ) -> Learned:
-    """Make the policy that learns from the row alone, by online logistic regression on
-    log(b/(1 − b)) of the belief b with one slope and a level for each slot, as a proposal for vLLM
-    does (its issue 52228).
-
-    Args:
-      prior: the chance of acceptance before any round, at even belief.
-      slope: before any round.
+    """Make the policy that learns from the row alone, with a slope for the belief's log-odds and a
+    level for each slot, as vLLM's issue 52228 proposes; prior: the chance at even belief.
     """
     table = required(costs)
     level = math.log(number("prior", prior, "(0, 1)") / (1 - prior))
