@@ -227,6 +227,8 @@ def over_fastest(took: Float[np.ndarray, "R 2 N"], own: Float[np.ndarray, "2 N"]
     ways. Each resample chooses again.
     """
     count = took.shape[2]
+    if count < 2:
+        return Estimate(np.nan, np.nan, np.nan)
     drawn = resamples(count, parts=2)
     half = np.arange(count) % 2 == 0
     sums = [np.einsum("bn,rxn->brx", drawn * of, took) for of in (half, ~half)]

@@ -72,7 +72,9 @@ def main(_) -> None:
     if args.c is not None:
         known = given(args, found.gamma_max)
     if not known:
-        raise ValueError(f"--trace={directory} has no costs: give --c, in target steps.")
+        raise ValueError(f"--trace={directory} has no costs of its own: give --c, in target steps.")
+    if args.learned and (counted or len(found.emitted) < 4):
+        raise ValueError("--learned needs beliefs of the drafter, and four outputs or more.")
     table = known[costing.POLICIES]
     if wrong := doubts.poor_fit("this trace", table):
         remark = (
@@ -86,7 +88,10 @@ def main(_) -> None:
     folds = folds_of(len(found.emitted), kinds) if args.learned else {}
     lines = evaluate(chosen, found, known, key, draws, carry=args.carry, kinds=kinds, folds=folds)
     title = f"{short(row['draft'])}, T={row['temperature']:g}: {row['outputs']} outputs"
-    rows = keep(workdir, lines, row, args.seed)
+    facts = {name: row.get(name) for name in ("draft", "temperature", "dtype")}
+    facts |= {"batch": 1, "seed": args.seed, "trace_commit": row.get("commit")}
+    provenance.write(workdir / "replay.jsonl", [{**line, **facts} for line in lines])
+    rows = files.read_rows(workdir / "replay.jsonl")
     sections = [Section(title, COLUMNS, rows, remark, LEGEND)]
     if kinds:
         sections.append(by_kind(rows, list(dict.fromkeys(kinds))))
@@ -111,16 +116,6 @@ def by_kind(rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> Section:
     columns: list[report.Column] = [COLUMNS[0]]
     columns += [(kind, functools.partial(cell, kind=kind)) for kind in kinds]
     return Section("Speedup by kind of text", columns, rows, legend=BY_KIND)
-
-
-def keep(
-    workdir: pathlib.Path, lines: Sequence[dict[str, Any]], row: dict[str, Any], seed: int
-) -> list[dict[str, Any]]:
-    """Write the lines, with the facts of the trace that they are of, and return them."""
-    facts = {name: row.get(name) for name in ("draft", "temperature", "dtype")}
-    facts |= {"batch": 1, "seed": seed, "trace_commit": row.get("commit")}
-    provenance.write(workdir / "replay.jsonl", [{**line, **facts} for line in lines])
-    return files.read_rows(workdir / "replay.jsonl")
 
 
 def of_counts(args, file: pathlib.Path) -> tuple[dict[str, Any], Rollouts, str]:
@@ -163,7 +158,8 @@ def of_trace(
     mine = [row for row in mine if row["draft"] == mine[0]["draft"]]
     found = join([rollouts.load(directory / row["file"]) for row in mine])
     kinds = {row["category"]: row["outputs"] for row in mine if "category" in row}
-    return {"kinds": kinds, "costs": {}, **mine[0], "outputs": len(found.emitted)}, found, ""
+    facts = {"kinds": kinds, "costs": {}, **mine[0], "outputs": len(found.emitted)}
+    return facts | ({"costs": {}} if len(mine) > 1 else {}), found, ""  # of one kind alone
 
 
 def join(parts: Sequence[Rollouts]) -> Rollouts:
@@ -196,9 +192,9 @@ def given(args, gamma_max: int) -> dict[str, Costs]:
 
 
 def interval(of: Mapping[str, float]) -> str:
-    """A figure with its interval, if it has one."""
+    """A figure with its interval, if it has one; "–" of a single output."""
     ends = f" ({of['low']:.3f}–{of['high']:.3f})" if of["low"] == of["low"] else ""
-    return f"{of['value']:.3f}{ends}"
+    return f"{of['value']:.3f}{ends}".replace("nan", "–")
 
 
 COLUMNS: list[report.Column] = [

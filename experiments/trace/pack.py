@@ -31,8 +31,8 @@ def main(_) -> None:
         row, found, _ = of_trace(trace, short(draft), temperature)
         name = f"{short(draft)}-T{temperature:g}.npz"
         rollouts.save(workdir / name, packed(found))
-        new = {"category": None, "alpha": None, "positions": int(found.emitted.sum()), "file": name}
-        lines.append(row | new)
+        unknown = dict.fromkeys(("category", "alpha", "seconds", "bytes", "load_per_core"))
+        lines.append(row | unknown | {"positions": int(found.emitted.sum()), "file": name})
         command_line.say(f"{name}: {(workdir / name).stat().st_size:,} bytes")
     files.write_rows(workdir / "results.jsonl", lines)
 

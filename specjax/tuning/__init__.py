@@ -1,1 +1,1 @@
-"""Costs, trials, and the best draft, length and tree for a pair of models."""
+"""Costs, races, and the best draft, length and tree for a pair of models."""

@@ -50,10 +50,8 @@ def smaller_members(target: str) -> list[str]:
     directory = Path(target)
     found = _beside(directory) if directory.is_dir() else _of_family(target)
     if not found:
-        raise ValueError(
-            f"No smaller model is known for {target}: name drafts, or try "
-            f"{', '.join(drafters.NAMES)}."
-        )
+        names = ", ".join(drafters.NAMES)
+        raise ValueError(f"No smaller model is known for {target}: name drafts, or try {names}.")
     return found
 
 

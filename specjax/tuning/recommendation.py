@@ -192,12 +192,12 @@ def cannot_win(most: float, best: Candidate | None) -> str:
 
 def _praise(winner, equals, usable, refused) -> str:
     one = winner
+    promise = f"; predicted {one.predicted:.2f}" if one.predicted else ""  # 0: not known
     sentences = [
         f"Use {short(one.name)} with {_how(one)}: outputs come {one.speedup_end_to_end:.2f} times "
         f"as fast end to end as without a draft. The loop alone is {one.speedup:.2f} times as fast "
-        f"(quartiles {one.speedup_low:.2f} to {one.speedup_high:.2f}; predicted "
-        f"{one.predicted:.2f}): {one.tau:.2f} tokens for each call of the target, with "
-        f"α = {one.alpha:.2f} and c = {one.c:.2f}."
+        f"(quartiles {one.speedup_low:.2f} to {one.speedup_high:.2f}{promise}): {one.tau:.2f} "
+        f"tokens for each call of the target, with α = {one.alpha:.2f} and c = {one.c:.2f}."
     ]
     others = ", ".join(_called(c) for c in equals if c is not winner)
     if others:

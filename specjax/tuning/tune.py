@@ -60,8 +60,8 @@ def tune(
 
     Some texts are decoded with drafts of a few lengths, which gives the costs of rounds. With the
     acceptance along the target's outputs they promise a speedup for each length and for a policy.
-    The best length and the policy race plain decoding. Half of the timed texts choose, and the
-    speedup in `words` is of the others. Compiling the loops takes most of the time.
+    The best length and the policy race plain decoding. Half of the timed batches choose, and the
+    speedup in `words` is of the others; a single batch does both.
 
     Args:
       draft: as in `generate`; or a list of drafts, as `select` takes it.
@@ -110,7 +110,7 @@ def tuned(job: Job, draft: Draft, drafting: Drafting) -> Settings:
     if "costs" in one.settings:
         more.append(fitting.words(one.settings["costs"]))
     words = " ".join([found.settings.words, *more])
-    return dataclasses.replace(found.settings, words=words, rule=drafting.rule)
+    return dataclasses.replace(found.settings, words=words)
 
 
 def _several(job: Job, drafts: Sequence[Draft], drafting: Drafting) -> Selection:
@@ -119,7 +119,9 @@ def _several(job: Job, drafts: Sequence[Draft], drafting: Drafting) -> Selection
     check(policy)
     how = dataclasses.replace(drafting, policy=policy, gamma=None if branches else drafting.gamma)
     tokens = drafting.check_tokens
-    return Candidates(job, drafts, repeats=3, check_tokens=tokens, drafting=how).chosen()
+    found = Candidates(job, drafts, repeats=3, check_tokens=tokens, drafting=how).chosen()
+    settings = dataclasses.replace(found.settings, rule=drafting.rule)
+    return dataclasses.replace(found, settings=settings)
 
 
 def with_passes(job: Job, drafting: Drafting) -> Drafting:

@@ -252,7 +252,7 @@ class Decided(Lengths):
             loop_of = partial(self._always, policy=self.loops[0].policy.policy)
         elif devices.is_accelerator(watch.target.model):
             # A policy's drafts wait for the host at each token, and those of one length do not.
-            alone = costing.costs_of(watch, self.loop, some, [1, table.gamma_max])
+            alone = costing.costs_of(watch, self.loop, some, [1, table.gamma_max], longest)
             took = dict(enumerate(alone.round_times(table.gamma_max).tolist()[1:], 1))
         else:
             took = table.alone(widths(self.loop, bucket(self.inputs.rows)))

@@ -13,7 +13,6 @@ from experiments import by_loop
 from experiments.adaptive.policies.learned import features, fit, seen_in
 from experiments.replay import evaluation
 from experiments.replay.__main__ import join
-from experiments.replay.evaluation import evaluate
 from experiments.trace.pack import packed
 from pairs import TEXTS
 from specjax.policies import Costs, constant
@@ -50,7 +49,7 @@ def test_speedups_by_kind():
     """Over plain decoding and over the length that is best on other outputs of the kind."""
     found, known = greedy_trace(), by_loop.by_formula(0.1, [1.0] * (GAMMA_MAX + 1), 0.0, ())
     kinds = ["code", "code", "code", "chat", "chat", "chat"]
-    *still, oracle, same = evaluate(
+    *still, oracle, same = evaluation.evaluate(
         {"same": constant(2)}, found, known, jax.random.key(0), 1, kinds=kinds
     )
     assert same["by"] == still[1]["by"]
@@ -144,7 +143,7 @@ def test_kinds_of_text_from_models_to_a_learned_policy(monkeypatch, capsys, tmp_
         assert "Speedup by kind of text" in outcome.stdout
         lines.append(files.read_rows(place / "replay.jsonl"))
     assert [x["by"] for x in lines[0]] == [x["by"] for x in lines[1]]
-    assert "has no costs: give --c" in job("--draft=own").stderr
+    assert "has no costs of its own: give --c" in job("--draft=own").stderr
     with jax.numpy_dtype_promotion("standard"):
         outcome = job("--c=0.1", "--learned")
     assert outcome.status == 0, outcome.stderr
@@ -165,7 +164,7 @@ def test_a_fitted_policy_is_judged_on_other_outputs(monkeypatch):
     monkeypatch.setattr(evaluation, "fit", fit_)
     parts = [np.array([0, 3]), np.array([1, 2, 4, 5])]
     known = by_loop.by_formula(0.1, [1.0] * (GAMMA_MAX + 1), 0.0, ())
-    *_, line = evaluate({}, trace, known, jax.random.key(0), 1, folds={"mine": parts})
+    *_, line = evaluation.evaluate({}, trace, known, jax.random.key(0), 1, folds={"mine": parts})
     assert fitted == [[1, 2, 4, 5], [0, 3]]
     found = replay.replay([constant(1), constant(2)], trace, jax.random.key(0)).verified
     lengths = found[0, parts[0]].sum(0) + found[1, parts[1]].sum(0)

@@ -69,6 +69,7 @@ PYTHON = [block for block in BLOCKS if block.language == "python"]
 def reader(monkeypatch, tmp_path, pair):
     """A working directory of one's own, and the substitutes. What README defines is there."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
 

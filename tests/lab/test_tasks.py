@@ -390,7 +390,7 @@ def test_questions_that_are_not_there(tmp_path):
         questions.load("no/set")  # tests are offline
     with pytest.raises(ValueError, match="no train split: set split to test"):
         tasks.load("spec_bench", "train", tmp_path)
-    with pytest.raises(ValueError, match=r"needs data_dir, a file of questions.*given: \[\]"):
+    with pytest.raises(ValueError, match="needs data_dir, a file of questions"):
         tasks.load("spec_bench", "test")
 
 

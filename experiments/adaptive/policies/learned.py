@@ -104,7 +104,8 @@ class Learned(Policy):
         mean = jnp.sum(jnp.where(tested, ratio, 0.0), axis=1) / jnp.maximum(total, 1)
         took = jnp.asarray(self.costs.round_times(round_.gamma_max))[round_.verified]
         new = state._replace(
-            past=jnp.where(total > 0, MEMORY * state.past + (1 - MEMORY) * mean, state.past),
+            # Without a test it goes back to the first, or a row would never draft again.
+            past=MEMORY * state.past + (1 - MEMORY) * jnp.where(total > 0, mean, FIRST),
             gained=LASTING * state.gained + round_.emitted.astype(jnp.float32),
             spent=LASTING * state.spent + took,
             here=state.here + self._step(state.here, state.known, ratio, tested),
@@ -129,9 +130,8 @@ def online(
     table = required(costs)
     level = math.log(number("prior", prior, "(0, 1)") / (1 - prior))
     weights = jnp.float32([slope, 0.0, 0.0, *[level] * table.gamma_max])
-    first = jnp.float32([0.0, 1.0])
     rate = jnp.float32(number("learning_rate", learning_rate, "[0, ∞)"))
-    return Learned(weights, weights, first, jnp.float32(FIRST_RATE), rate, table)
+    return Learned(weights, weights, jnp.float32([0, 1]), jnp.float32(FIRST_RATE), rate, table)
 
 
 class Tested(NamedTuple):
@@ -149,12 +149,15 @@ def seen_in(found: Rollouts) -> Tested:
     drawn = np.random.default_rng(0).random(chances.shape) < chances
     belief, own = np.exp(np.asarray(found.belief_logprob)), np.exp(found.own_belief_logprob)
     entropy, emitted = np.asarray(found.entropy), np.asarray(found.emitted)
-    budget = np.asarray(found.budget)
+    budget, silent = np.asarray(found.budget), np.asarray(found.length) == 0
+    if np.any(np.asarray(found.accepted)[:, 0] >= 0):
+        raise ValueError("No policy is fitted to a drafter whose drafts depend on their round.")
     rows: list[tuple[float, ...]] = []
     for n, length in enumerate(emitted):
         begin, past = 0, FIRST
         while begin < length:
             kept, room = 0, min(found.gamma_max, length - begin, budget[n] - begin - 1)
+            room = next((k for k in range(room) if silent[n, begin + k]), room)
             while kept < room and drawn[n, begin + kept]:
                 kept += 1
             last = min(kept + 1, room)
@@ -163,12 +166,11 @@ def seen_in(found: Rollouts) -> Tested:
                 seen = own[n, at] if ok else belief[n, at, 0]
                 then = slot + 1 < last, slot + 1 < kept
                 rows.append((seen, entropy[n, at, 0], past, slot, ok, *then))
-            past = MEMORY * past + (1 - MEMORY) * kept / max(last, 1)
+            past = MEMORY * past + (1 - MEMORY) * (kept / last if last else FIRST)
             begin += kept + 1
     columns = np.array(rows).T
-    slots = jnp.asarray(columns[3], jnp.int32)
-    belief_, entropy_, past_ = map(jnp.float32, columns[:3])
-    known = np.asarray(features(belief_, entropy_, past_, slots, found.gamma_max))
+    b, e, p = map(jnp.float32, columns[:3])
+    known = np.asarray(features(b, e, p, jnp.asarray(columns[3], jnp.int32), found.gamma_max))
     return Tested(known, *(column > 0 for column in columns[4:]))
 
 
