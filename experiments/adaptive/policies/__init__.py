@@ -5,7 +5,7 @@ By import path: policy="experiments.adaptive.policies:hedge(rate=8.0)".
 
 from experiments.adaptive.policies.acceptance_head import head
 from experiments.adaptive.policies.bandits import exp3, hedge, tapout, ucb
-from experiments.adaptive.policies.learned import online
+from experiments.adaptive.policies.learned import learned, online
 from experiments.adaptive.policies.lengths import average, first_descent, gammatune
 from specjax.support.named import name_in
 
@@ -16,6 +16,7 @@ __all__ = [
     "gammatune",
     "head",
     "hedge",
+    "learned",
     "online",
     "tapout",
     "ucb",

@@ -1,5 +1,6 @@
 """Policies by logistic regression: learned offline, on recorded rollouts, or online by each row."""
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -14,10 +15,12 @@ from specjax.policies import Costs, Policy
 from specjax.policies.calibrated import log_odds
 from specjax.policies.costs import required
 from specjax.pytrees import pytree
+from specjax.replay import rollouts
 from specjax.replay.rollouts import Rollouts
 from specjax.rounds import where_active
 from specjax.support.ranges import number
 
+NUMBERS = 3  # features of a token, beside its slot
 MEMORY = 0.8  # the share of past rounds in a row's mean acceptance
 FIRST = 0.7  # which is this before any round
 FIRST_RATE = 1.5  # tokens per target step, before any round
@@ -185,6 +188,15 @@ def fit(found: Rollouts, costs: Costs) -> Learned:
         _logistic(past, seen.accepted[first]),
         jnp.float32(FIRST_RATE), jnp.float32(0.0), costs,
     )  # fmt: skip
+
+
+def learned(costs: Costs, trace: str) -> Learned:
+    """Fit the policy to a file of `experiments.trace`, for drafts as long as its own or shorter."""
+    made, gamma_max = fit(rollouts.load(trace), table := required(costs)), table.gamma_max
+    if (longest := len(made.here) - NUMBERS) < gamma_max:
+        raise ValueError(f"trace={trace!r} has drafts of {longest} tokens, and γ is {gamma_max}.")
+    here, after = (weights[: NUMBERS + gamma_max] for weights in (made.here, made.after))
+    return dataclasses.replace(made, here=here, after=after)
 
 
 def _logistic(known: Float[np.ndarray, "N F"], true: Bool[np.ndarray, " N"]) -> Float[Array, " F"]:
