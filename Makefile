@@ -59,9 +59,10 @@ parity: .venv/test.stamp  ## the tests against live PyTorch, which is installed 
 	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m torch \
 	  $(shell grep -rl 'mark\.torch' tests --include='test_*.py')
 
-lint: .venv/test.stamp  ## ruff (rules and format), and the prose of docstrings, comments and pages
+lint: .venv/test.stamp  ## ruff (rules and format), imports, and the prose of docstrings and pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tests/lab/test_prose.py
 
 types: .venv/test.stamp  ## mypy

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from experiments.reproduce import pages
 from specjax.measure.provenance import Results
-from specjax.support import command_line
+from specjax.support import command_line, files
 from specjax.support.named import short
 
 flags.disclaim_key_flags()  # --help shows them as the command's own
@@ -66,6 +66,17 @@ def fill(
     return [row for cell in cells for row in rows_of(cell)]
 
 
+def numbers(flag: str, values: Sequence[str], kind: Callable[[str], Any] = float) -> list[Any]:
+    """The numbers of a flag's list."""
+    try:
+        return [kind(value) for value in values or [""]]
+    except ValueError:
+        given = ",".join(values)
+        raise ValueError(
+            f"--{flag}={given} must be {kind.__name__}s, commas between them."
+        ) from None
+
+
 def widths(given: Sequence[str], gamma_max: int) -> list[int]:
     """The widths of verify passes from a flag: all of 1 … γ_max, none, or those listed."""
     if list(given) == ["all"]:
@@ -89,13 +100,14 @@ def publish(
     rows: Sequence[Mapping[str, Any]],
     facts: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write report.md, print its sections and name the file.
+    """Write report.md, and its tables in report.tex, print its sections and name the file.
 
     Args:
       rows: all that the report shows.
       facts: what it says of the machine, beside its versions and its load.
     """
     pages.write(workdir, title, sections, rows, facts)
+    files.write_text(workdir / "report.tex", pages.latex(sections))
     to = console()
     pages.show(to, sections, rows)
     to.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)

@@ -21,7 +21,6 @@ def main(config, workdir: pathlib.Path) -> None:
     sections = [
         *board.sections(rows, config.shown),
         pictures.panels(workdir, rows),
-        pictures.regrets(workdir, rows),
     ]
     command.publish(workdir, f"{rows[0]['task']}: how long should a draft be?", sections, rows)
 

@@ -3,7 +3,6 @@
 import itertools
 import pathlib
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from experiments.adaptive.board import Row
 from experiments.plots import ACCEPTED
 from experiments.reproduce.pages import Section
 
-EVEN = 0.01  # tokens of plain decoding by which losses may differ and count as equal
 MIN_WIDTH, MIN_HEIGHT = 6.0, 3.4  # inches of a figure with names of policies and a legend
 LEVEL = 0.98  # of the best static γ, from which on a title counts a race as not lost
 
@@ -89,55 +87,6 @@ def levelled(found: Sequence[Sequence[Row]]) -> str:
         f"{best}: faster than the best static γ, or within {1 - LEVEL:.0%} of it, in "
         f"{rank(best)[0]} of {len(found)} race{'s' * (len(found) > 1)}"
     )
-
-
-def regrets(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
-    """What was lost to the fastest way, as outputs grow."""
-    plots.save(workdir / "regret.png", draw_regrets(board.races(rows)))
-    return Section(
-        "Regret",
-        words="In replay of the timed outputs: time lost to the fastest way by when there are so "
-        "many tokens, in tokens of plain decoding. That way takes the cheapest loop in every "
-        "round. A policy that learns bends downwards.",
-        images=("regret.png",),
-    )
-
-
-def draw_regrets(found: Sequence[Sequence[Row]]) -> Figure:
-    """A panel for each race: the best static γ, and the five policies that lose least.
-
-    A policy has the same colour and marker in all panels. The title counts the races in which the
-    best policy loses no more than the best static γ.
-    """
-    figure, grid = _grid(len(found), 2.3, 1.9)
-    styles = {name: plots.line(i) for i, name in enumerate(_methods(found, static=False))}
-    drawn: dict[str, Any] = {}
-    fewer: Counter[str] = Counter()
-    for axes, rows in zip(grid, found, strict=True):
-        policies = sorted((r for r in rows if not r["static"]), key=lambda row: row["regret"][-1])
-        still = board.still(rows)
-        (drawn["best static γ"],) = axes.plot(
-            still["regret_at"], still["regret"], color="0.6", linewidth=3, marker="o", markersize=4
-        )
-        for row in policies[:5]:
-            name, every = row["method"], max(1, len(row["regret"]) // 6)
-            (drawn[name],) = axes.plot(
-                row["regret_at"], row["regret"], markevery=every, **styles[name]
-            )
-        fewer.update(r["method"] for r in policies if r["regret"][-1] <= still["regret"][-1] + EVEN)
-        axes.set_title(f"{board.label(rows[0])}, best {still['method']}", fontsize=9)
-        axes.tick_params(labelsize=8)
-        plots.bare(axes)
-    _label_below(grid, "length of output (tokens)")
-    label = "lost time (in tokens of plain decoding)"
-    figure.supylabel(textwrap.fill(label, int(11 * figure.get_figheight())), fontsize=9)
-    for name, line in drawn.items():
-        line.set_label(name)
-    _legend(figure, list(drawn.values()))
-    for name, count in fewer.most_common(1):
-        races = f"{count} of {len(found)} race{'s' * (len(found) > 1)}"
-        _title(figure, f"In replay {name} loses no more than the best static γ in {races}")
-    return figure
 
 
 def _label_below(grid: np.ndarray, label: str) -> None:

@@ -35,7 +35,6 @@ from specjax.policies.costs import mean
 from specjax.policies.estimating import Estimating
 from specjax.policies.loading import parse_with_costs, takes
 from specjax.pytrees import pytree
-from specjax.replay import replay
 from specjax.replay.rollouts import Recorder, Rollouts
 from specjax.results import summarize
 from specjax.speculative import Speculative
@@ -203,7 +202,6 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     # Of the timed inputs alone, and at all temperatures of the very rounds that were timed.
     same = jax.tree.map(lambda field: field[: len(texts)], recorded)
     foretold = replay_all(on, decide, same, own, key, 1)
-    lost = losses(on, decide, same, own, key)
     rows = [
         {
             "method": name,
@@ -224,7 +222,6 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             **replayed[name],
             "predicted": foretold[name]["replayed_speedup"],
             "oracle_speedup": replayed[ORACLE]["replayed_speedup"],
-            **lost[name],
             "c": table.c,
             # In seconds: of the loop that policies share, and the method's own. As policies got
             # them before the race, and as they were behind it.
@@ -329,41 +326,6 @@ def closed(still: dict[str, Any], row: dict[str, Any], bound: float) -> float | 
     if bound / best - 1 <= noise:
         return None
     return (1 / best - 1 / row["speedup_decode"]) / (1 / best - 1 / bound)
-
-
-POINTS = 24  # of a curve
-
-
-def losses(
-    on: Study,
-    made: Mapping[str, Speculative],
-    recorded: Rollouts,
-    known: Mapping[str, Costs],
-    key: Key[Array, ""],
-) -> dict[str, dict[str, Any]]:
-    """In replay, for each method: `regret`, what was lost to the fastest way by the time there are
-    `regret_at` tokens, in tokens of plain decoding, a mean over outputs."""
-    table = known[costing.POLICIES]
-    decoded: dict[str, tuple[Policy, Costs]] = {
-        static(gamma): (constant(gamma), known[static(gamma)]) for gamma in on.config.static
-    }
-    decoded |= {
-        name: replay.as_decoded(by.policy, recorded, known.get(name, table))
-        for name, by in made.items()
-    }
-    everyone = {name: policy for name, (policy, _) in decoded.items()}
-    own = {name: of for name, (_, of) in decoded.items()}
-    ways = [table.of_plain(), *own.values()]
-    trails = replay.replay(list(everyone.values()), recorded, key).trail
-    count, found = int(recorded.emitted.max()), {}
-    at = np.unique(np.linspace(0, count - 1, POINTS).astype(int))
-    for name, trail in zip(everyone, trails, strict=True):
-        curve = replay.regret(trail, recorded, key, own[name], ways).mean(axis=0)
-        found[name] = {
-            "regret_at": at.tolist(),
-            "regret": np.round(curve[at] / float(own[name].token), 3).tolist(),
-        }
-    return found
 
 
 def interval(

@@ -13,7 +13,7 @@ to w + uγ, and makes 1 step more than it keeps.
 """
 
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -60,29 +60,18 @@ def main(_) -> None:
     workdir = command_line.make_workdir(options.workdir)
     sizes = [
         (options.width, draft_width, gamma)
-        for draft_width in numbers("draft_widths", options.draft_widths, int)
-        for gamma in numbers("gammas", options.gammas, int)
+        for draft_width in command.numbers("draft_widths", options.draft_widths, int)
+        for gamma in command.numbers("gammas", options.gammas, int)
     ]
     if options.config:
         measured = family(options.config, options.inputs, sizes)
     else:
-        noises = numbers("noises", options.noises, float)
+        noises = command.numbers("noises", options.noises, float)
         measured = tables(options.seed, sizes, noises, nested=options.nested)
     rows = sorted(measured, key=lambda row: row["draft"])
     title = f"Speculative beam search, w = {options.width}"
     rows = [row | provenance.environment() | {"seed": options.seed} for row in rows]
     command.publish(workdir, title, [Section("Steps that are kept", COLUMNS, rows)], rows)
-
-
-def numbers(flag: str, values: Sequence[str], kind: Callable[[str], Any]) -> list[Any]:
-    """The numbers of a flag's list."""
-    try:
-        return [kind(value) for value in values or [""]]
-    except ValueError:
-        given = ",".join(values)
-        raise ValueError(
-            f"--{flag}={given} must be {kind.__name__}s, commas between them."
-        ) from None
 
 
 def ratio(row: dict[str, Any]) -> float:

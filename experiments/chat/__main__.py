@@ -44,6 +44,7 @@ from experiments.reproduce.study import check_counts, open_results, rows_of
 from experiments.tasks import questions
 from experiments.tasks.questions import Question
 from specjax import checkpoints, devices, drafters, policies
+from specjax.batching import bucket
 from specjax.checkpoints.tokenizers import has_template, raw_note
 from specjax.cli import defaults
 from specjax.decoding import building
@@ -87,8 +88,8 @@ class Bench:
         """
         check(config)
         self.config = config
-        chosen = questions.load(config.questions.split(",") if config.questions else PROMPTS,
-                                config.categories)  # fmt: skip
+        places = [part for part in config.questions.split(",") if part] or [PROMPTS]
+        chosen = questions.load(places, config.categories)
         self.results = open_results(workdir, config)
         place = directory(config, workdir)
         name = fetch.resolved(config.target, place)
@@ -178,7 +179,7 @@ class Bench:
         watch = Stopwatch(self.target, tokens, key, batch, width=width)
         if not self.config.widths:
             return costing.costs_of(watch, method, [middle.ids], sorted({1, *gammas}))
-        passes = tuple(batch * width for width in self.config.widths)
+        passes = tuple(bucket(batch) * width for width in self.config.widths)
         loop = dataclasses.replace(method, policy=Undecided(), passes=passes)
         found = costing.measure(
             watch, {costing.POLICIES: loop}, [middle.ids], plain=building.plain_of(method),
@@ -205,7 +206,9 @@ class Bench:
                 decides = path(policy)
                 made = parse_with_costs(decides, table) if table else policies.parse(decides)
                 method = build(draft, gamma=longest, policy=made)
-                method = dataclasses.replace(method, passes=tuple(batch * w for w in passes))
+                method = dataclasses.replace(
+                    method, passes=tuple(bucket(batch) * w for w in passes)
+                )
                 found[f"{name}, {policy}"] = Way(method, name, longest, policy, is_free(draft))
         return found
 

@@ -94,6 +94,8 @@ def choose(
     by_kind: dict[str, list[Question]] = {}
     for question in questions:
         by_kind.setdefault(question.kind, []).append(question)
+    if none := [kind for kind, of in by_kind.items() if len(of) <= skip]:
+        raise ValueError(f"skip={skip} leaves no question of {', '.join(none)}: lower it.")
     some = [one for of in by_kind.values() for one in timing.spread(of[skip:], per_kind or len(of))]
     pairs = zip(some, encode(target, [[user(one.turns[0])] for one in some]), strict=True)
     asked = [Asked(*pair) for pair in pairs]

@@ -12,9 +12,10 @@ output, plain decoding included. Constants run with a verify pass of their own w
 those that the trace was timed with, or given in target steps: --c, --verify (one number, or one for
 each of 0 … γ_max drafted tokens), --overhead and --widths. Policies that weigh tokens against time
 get them. With --carry policies have a second line: outputs one after the other, each beginning
-with what was learned in those before (`specjax.generate(..., carry_state=True)`). With --learned
-there is a policy of logistic regression, fitted to one half of the outputs and replayed on the
-other, both ways; and to all kinds of text but the one that it is replayed on.
+with what was learned in those before (`specjax.generate(..., carry_state=True)`). Several
+numbers for --c are compared in a table and a picture, at each of the numbers for --temperature.
+With --learned there is a policy of logistic regression, fitted to one half of the outputs and
+replayed on the other, both ways; and to all kinds of text but the one that it is replayed on.
 
 --trace also takes a file of responses: of vLLM with --per-request-spec-decode-metrics=detailed, or
 of `specjax decode` with --format=vllm. It holds counts alone: policies that read beliefs are
@@ -41,8 +42,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from experiments import by_loop, command
+from experiments import by_loop, command, plots
 from experiments.adaptive.policies import path
+from experiments.replay import pictures
 from experiments.replay.evaluation import evaluate
 from experiments.reproduce.pages import Section
 from specjax.measure import costing, doubts, formats, provenance, report
@@ -53,49 +55,84 @@ from specjax.replay.rollouts import Rollouts
 from specjax.support import command_line, files, named
 from specjax.support.named import short
 
+Line = dict[str, Any]
+
 
 def main(_) -> None:
     args = flags.FLAGS
-    directory = pathlib.Path(args.trace)
-    beside = directory.parent if directory.is_file() else directory
-    workdir = command_line.make_workdir(args.workdir or str(beside))
-    if counted := directory.is_file():
-        row, found, remark = of_counts(args, directory)
-    else:
-        row, found, remark = of_trace(directory, args.draft, args.temperature)
-    if args.c is None and args["widths"].present:
+    place = pathlib.Path(args.trace)
+    workdir = args.workdir or str(place.parent if place.is_file() else place)
+    workdir = command_line.make_workdir(workdir)
+    if not args.c and args["widths"].present:
         raise ValueError(
             f"--widths={','.join(args.widths)} goes with --c: a trace has the costs of the widths "
             "that it was timed with. Give them to experiments.trace."
         )
-    known = {name: Costs(**table) for name, table in row["costs"].items()}
-    if args.c is not None:
-        known = given(args, found.gamma_max)
-    if not known:
-        raise ValueError(f"--trace={directory} has no costs of its own: give --c, in target steps.")
+    temperatures = list(dict.fromkeys(command.numbers("temperature", args.temperature)))
+    if place.is_file() and len(temperatures) > 1:
+        raise ValueError(f"--temperature={','.join(args.temperature)}: a file has one; name it.")
+    traces = {temperature: read(args, place, temperature) for temperature in temperatures}
+    lines = [line for row, found, _ in traces.values() for line in replayed(args, row, found)]
+    provenance.write(workdir / "replay.jsonl", lines)
+    rows = files.read_rows(workdir / "replay.jsonl")
+    sections = tables(rows, {t: remark for t, (*_, remark) in traces.items()})
+    if len({row["c"] for row in rows}) > 1:
+        plots.save(workdir / "costs.png", pictures.by_cost(rows))
+        sections.append(by_cost(rows))
+    command.publish(workdir, f"Replay of {short(rows[0]['draft'])}", sections, rows)
+
+
+Trace = tuple[dict[str, Any], Rollouts, str]  # facts, rollouts, and a remark on both
+
+
+def read(args, place: pathlib.Path, temperature: float) -> Trace:
+    """Read what is replayed at a temperature; ValueError if it lacks what the flags need."""
+    if counted := place.is_file():
+        row, found, remark = of_counts(args, place, temperature)
+    else:
+        row, found, remark = of_trace(place, args.draft, temperature)
     if args.learned and (counted or len(found.emitted) < 4):
         raise ValueError("--learned needs beliefs of the drafter, and four outputs or more.")
-    table = known[costing.POLICIES]
-    if wrong := doubts.poor_fit("this trace", table):
-        remark = (
-            f"{remark} {wrong} Speedups by them are noise: record it again, or give --c.".strip()
-        )
-    chosen = {text: parse_with_costs(path(text), table) for text in named.split(args.policies)}
-    key, draws = jax.random.key(args.seed), args.draws
-    if row["temperature"] == 0 and not counted:
-        draws = 1
+    if not args.c and not row["costs"]:
+        raise ValueError(f"--trace={place} has no costs of its own: give --c, in target steps.")
+    if not args.c and (
+        wrong := doubts.poor_fit("this trace", Costs(**row["costs"][costing.POLICIES]))
+    ):
+        remark += f" {wrong} Speedups by them are noise: record it again, or give --c."
+    return {"draws": args.draws if counted or temperature else 1, **row}, found, remark.strip()
+
+
+def replayed(args, row: dict[str, Any], found: Rollouts) -> list[Line]:
+    """Lines of all policies at each of the costs."""
+    costs = dict.fromkeys(command.numbers("c", args.c)) if args.c else {}
+    each: dict[float | None, dict[str, Costs]]
+    each = {c: given(args, c, found.gamma_max) for c in costs}
+    each = each or {None: {name: Costs(**table) for name, table in row["costs"].items()}}
     kinds = [kind for kind, count in row.get("kinds", {}).items() for _ in range(count)]
     folds = folds_of(len(found.emitted), kinds) if args.learned else {}
-    lines = evaluate(chosen, found, known, key, draws, carry=args.carry, kinds=kinds, folds=folds)
-    title = f"{short(row['draft'])}, T={row['temperature']:g}: {row['outputs']} outputs"
-    facts = {name: row.get(name) for name in ("draft", "temperature", "dtype")}
+    facts = {name: row.get(name) for name in ("draft", "temperature", "outputs", "dtype")}
     facts |= {"batch": 1, "seed": args.seed, "trace_commit": row.get("commit")}
-    provenance.write(workdir / "replay.jsonl", [{**line, **facts} for line in lines])
-    rows = files.read_rows(workdir / "replay.jsonl")
-    sections = [Section(title, COLUMNS, rows, remark, LEGEND)]
-    if kinds:
-        sections.append(by_kind(rows, list(dict.fromkeys(kinds))))
-    command.publish(workdir, f"Replay of {title}", sections, rows)
+    lines = []
+    for c, known in each.items():
+        table, key = known[costing.POLICIES], jax.random.key(args.seed)
+        chosen = {text: parse_with_costs(path(text), table) for text in named.split(args.policies)}
+        how = {"carry": args.carry, "kinds": kinds, "folds": folds}
+        own = evaluate(chosen, found, known, key, row["draws"], **how)
+        lines += [{**line, **facts, "c": c} for line in own]
+    return lines
+
+
+def tables(rows: Sequence[Line], remarks: Mapping[float, str]) -> list[Section]:
+    """Policies at each temperature and cost of a draft, and by kind of text."""
+    sections = []
+    for t, c in dict.fromkeys((row["temperature"], row["c"]) for row in rows):
+        mine = [row for row in rows if (row["temperature"], row["c"]) == (t, c)]
+        title = f"{short(mine[0]['draft'])}, T={t:g}: {mine[0]['outputs']} outputs"
+        title += "" if c is None else f", c = {c:g}"
+        sections.append(Section(title, COLUMNS, mine, remarks[t], LEGEND))
+        if kinds := list(mine[0]["by"]):
+            sections.append(by_kind(mine, kinds))
+    return sections
 
 
 def folds_of(outputs: int, kinds: Sequence[str]) -> dict[str, list[np.ndarray]]:
@@ -106,10 +143,10 @@ def folds_of(outputs: int, kinds: Sequence[str]) -> dict[str, list[np.ndarray]]:
     return halves | ({"learned on other kinds": parts} if len(parts) > 1 else {})
 
 
-def by_kind(rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> Section:
+def by_kind(rows: Sequence[Line], kinds: Sequence[str]) -> Section:
     """Speedups by kind of text, over plain decoding and over the best γ of that kind."""
 
-    def cell(line: dict[str, Any], kind: str) -> str:
+    def cell(line: Line, kind: str) -> str:
         one = line["by"][kind]
         return f"{one['speedup']:.2f} ({one['of_chosen']['value']:.2f})"
 
@@ -118,9 +155,28 @@ def by_kind(rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> Section:
     return Section("Speedup by kind of text", columns, rows, legend=BY_KIND)
 
 
-def of_counts(args, file: pathlib.Path) -> tuple[dict[str, Any], Rollouts, str]:
+def by_cost(lines: Sequence[Line]) -> Section:
+    """A row for each policy, with what it gains over the best static γ at each cost of a draft."""
+    cells = {(line["policy"], line["temperature"], line["c"]): line for line in lines}
+    rows = [{"policy": name} for name in dict.fromkeys(line["policy"] for line in lines)
+            if not name.startswith("γ=")]  # fmt: skip
+
+    def cell(row: Line, temperature: float, c: float) -> str:
+        line = cells.get((row["policy"], temperature, c))
+        return interval(line["of_chosen"]) if line else "–"
+
+    columns: list[report.Column] = [COLUMNS[0]]
+    columns += [
+        (f"T = {t:g}, c = {c:g}", functools.partial(cell, temperature=t, c=c))
+        for t, c in dict.fromkeys((line["temperature"], line["c"]) for line in lines)
+    ]
+    title = "Over the static γ chosen elsewhere, by what a draft step costs"
+    return Section(title, columns, rows, images=("costs.png",), measured=lines)
+
+
+def of_counts(args, file: pathlib.Path, temperature: float) -> tuple[dict[str, Any], Rollouts, str]:
     """Read vLLM's steps: facts for the rows, rollouts, and a remark on what is not known."""
-    if args.c is None:
+    if not args.c:
         raise ValueError(f"--trace={file} holds no costs: give --c, a draft step in target steps.")
     steps = formats.read_vllm(file)
     found = counts.from_counts(steps, censored=args.censored)
@@ -130,13 +186,11 @@ def of_counts(args, file: pathlib.Path) -> tuple[dict[str, Any], Rollouts, str]:
         f"{share:.3f} of the tested tokens were accepted. At {counts.censored_share(steps):.1%} of "
         f"all tokens no draft was tested: one is accepted there with chance {chance:.3f}."
     )
-    facts = {"draft": file.name, "temperature": args.temperature, "dtype": "not recorded"}
+    facts = {"draft": file.name, "temperature": temperature, "dtype": "not recorded"}
     return {**facts, "outputs": len(steps), "costs": {}}, found, remark
 
 
-def of_trace(
-    directory: pathlib.Path, draft: str, temperature: float
-) -> tuple[dict[str, Any], Rollouts, str]:
+def of_trace(directory: pathlib.Path, draft: str, temperature: float) -> Trace:
     """Read a draft's rollouts at a temperature, of all kinds of text; a row has the facts of all.
 
     Args:
@@ -178,17 +232,15 @@ def join(parts: Sequence[Rollouts]) -> Rollouts:
     return found if len(parts) == 1 else found._replace(input_index=index)
 
 
-def given(args, gamma_max: int) -> dict[str, Costs]:
+def given(args, c: float, gamma_max: int) -> dict[str, Costs]:
     """Costs from the command line."""
-    verify = [float(v) for v in args.verify]
+    verify = command.numbers("verify", args.verify)
     if len(verify) not in (1, gamma_max + 1):
         raise ValueError(
             f"--verify={','.join(args.verify)}: give one number, or {gamma_max + 1} of them."
         )
     widths = command.widths(args.widths, gamma_max)
-    return by_loop.by_formula(
-        args.c, np.resize(verify, gamma_max + 1).tolist(), args.overhead, widths
-    )
+    return by_loop.by_formula(c, np.resize(verify, gamma_max + 1).tolist(), args.overhead, widths)
 
 
 def interval(of: Mapping[str, float]) -> str:
@@ -230,8 +282,8 @@ if __name__ == "__main__":
         "trace", None, "Directory of experiments.trace, or a file as vLLM writes it."
     )
     flags.DEFINE_string("draft", "", "Which draft, by the end of its name; the first if empty.")
-    flags.DEFINE_float("temperature", 0.0, "Which of the trace's temperatures.")
-    flags.DEFINE_float("c", None, "A draft step, in the place of what the trace was timed with.")
+    flags.DEFINE_list("temperature", ["0"], "Which of the trace's temperatures.")
+    flags.DEFINE_list("c", [], "A draft step, in the place of what the trace was timed with.")
     flags.DEFINE_float("censored", None, "Of a file: acceptance where no draft was tested, 0 … 1.")
     flags.DEFINE_list("verify", ["1"], "With --c: verify passes, one number or one for each width.")
     flags.DEFINE_list("widths", ["all"], "With --c: of policies' passes; all, none or numbers.")

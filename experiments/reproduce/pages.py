@@ -65,6 +65,31 @@ def write(
     files.write_text(workdir / "report.md", "\n".join(lines))
 
 
+def latex(sections: Sequence[Section]) -> str:
+    """The tables in LaTeX, for a paper that has the package booktabs."""
+    made = []
+    for section in (section for section in sections if section.rows):
+        lines = [[heading for heading, _ in section.columns]]
+        lines += [[cell(dict(row)) for _, cell in section.columns] for row in section.rows]
+        head, *body = (" & ".join(map(_escaped, line)) + r" \\" for line in lines)
+        made += [
+            f"% {section.title}",
+            rf"\begin{{tabular}}{{l{'r' * (len(section.columns) - 1)}}}",
+            *(r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""),
+        ]
+    return "\n".join(made)
+
+
+LATEX = {sign: rf"\{sign}" for sign in "&%$#_{}"} | {"–": "--", "<": "$<$", ">": "$>$"}
+LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"×": r"$\times$", "−": r"$-$", "≤": r"$\le$", "≥": r"$\ge$", "Σ": r"$\Sigma$"}
+LATEX |= {"α": r"$\alpha$", "γ": r"$\gamma$", "τ": r"$\tau$", "σ": r"$\sigma$"}
+
+
+def _escaped(cell: str) -> str:
+    return "".join(LATEX.get(sign, sign) for sign in cell)
+
+
 def show(
     console: Console, sections: Sequence[Section], rows: Sequence[Mapping[str, Any]] = ()
 ) -> None:

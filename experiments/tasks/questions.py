@@ -2,9 +2,9 @@
 
     {"question_id": 81, "category": "writing", "turns": ["Compose …", "Rewrite …"]}
 
-EAGLE's data folders and DeepSpec's eval_datasets have such rows too. Only `turns` must be there: a
-row without `question_id` has the number of its line, and one without `category` the file's name.
-Other fields are ignored, except that the first `reference` is kept.
+EAGLE's data folders, DeepSpec's eval_datasets and SPEED-Bench have such rows too. Only `turns` must
+be there: a row without `question_id` has the number of its line, and one without `category` the
+file's name. Other fields are ignored, except that the first `reference` is kept.
 """
 
 import os
@@ -40,8 +40,12 @@ class Question(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Spec-Bench's kind of question: conversation for MT-bench's categories, else its own."""
-        return CONVERSATION if self.category in MT_BENCH else self.category
+        """Spec-Bench's kind of question: conversation for MT-bench's categories, else its own.
+
+        SPEED-Bench has categories of the same names, which are kinds there, and texts for ids.
+        """
+        chats = self.category in MT_BENCH and not isinstance(self.question_id, str)
+        return CONVERSATION if chats else self.category
 
 
 def load(

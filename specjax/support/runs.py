@@ -18,6 +18,7 @@ LATER = {
     "prefix_inputs": 512, "refresh_every": 100,
     "start": "", "truncate": False, "optimizer": "adam", "metric": "", "accumulate": 1,
     "dropout": 0.0, "remat": False, "compute_dtype": "float32", "save_dtype": "float16",
+    "skip": 0, "widths": (),
 }  # fmt: skip
 
 

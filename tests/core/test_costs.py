@@ -490,14 +490,16 @@ def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["goodput", "first_descent", "lookahead", "ucb", "exp3", "hedge", "tapout"]
+    "name",
+    ["goodput", "first_descent", "lookahead", "ucb", "exp3", "hedge", "tapout", "online"],
 )
 def test_policies_read_ratios_alone(name):
     """In seconds or in target steps: the same drafts."""
     two = [random_table(seed, dtype=jnp.float32) for seed in (1, 1)]
     policy = library(3, 3, board=True)[name]
     table = Costs(0.3, [1.0, 1.4, 1.5, 1.7])
-    second = dataclasses.replace(table, draft=table.draft / 1024, verify=table.verify / 1024)
+    second = {name: getattr(table, name) / 1024 for name in ("draft", "verify", "token")}
+    second = dataclasses.replace(table, **second)
     found = []
     for told in (table, second):
         method = test_loops.method_of(*two, policy=dataclasses.replace(policy, costs=told),

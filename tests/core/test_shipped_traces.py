@@ -11,7 +11,7 @@ import pytest
 import command_line
 from experiments import by_loop
 from experiments.adaptive.policies.learned import fit, online, seen_in
-from experiments.replay import evaluation
+from experiments.replay import environment, evaluation
 from experiments.replay.__main__ import join
 from experiments.trace.pack import packed
 from pairs import TEXTS
@@ -169,3 +169,28 @@ def test_a_fitted_policy_is_judged_on_other_outputs(monkeypatch):
     found = replay.replay([constant(1), constant(2)], trace, jax.random.key(0)).verified
     lengths = found[0, parts[0]].sum(0) + found[1, parts[1]].sum(0)
     assert line["tau"] == pytest.approx(trace.emitted.sum() / lengths.sum())
+
+
+@pytest.mark.parametrize("file", ["0.5B-T0.npz", "lookup-T0.npz"])
+def test_a_game_of_drafting_is_replay(file):
+    """An agent that drafts three tokens wherever there is room takes the time of γ = 3; the reward
+    at its own rate is 0, and what it sees are the beliefs of the trace."""
+    found = rollouts.load(command_line.ROOT / "docs" / "results" / "mixed" / file)
+    found = jax.tree.map(lambda x: x[::16], found)
+    table = Costs(0.3, [1.0, 1.1, 1.2, *[1.3] * 6])
+    rounds = replay.replay([constant(3)], found, jax.random.key(0))
+    speedup = replay.score(rounds, found, table).speedup.item()
+    game = environment.Drafting(found, table, rate=speedup)
+    total, time, tokens = 0.0, 0.0, 0
+    for output in range(len(found.emitted)):
+        (top1, _, slot, past), _ = game.reset(output=output)
+        assert (top1, slot, past) == (found.top1[output, 0, 0], 0, 1)
+        over = False
+        while not over:
+            seen, reward, over, _, info = game.step(bool(slot < 3))
+            slot = seen[2]
+            total, time = total + reward, time + info.get("time", 0.0)
+            tokens += info.get("tokens", 0)
+    assert tokens == int(found.emitted.sum())
+    assert tokens / time == pytest.approx(speedup, rel=1e-5)
+    assert total == pytest.approx(0.0, abs=1e-3 * tokens)

@@ -144,6 +144,7 @@ def library(gamma_max: int, width: int, board: bool = False) -> dict[str, Policy
       board: whether those of the leaderboard alone come too.
     """
     names = [*policies.NAMES, *(leaderboard.__all__ if board else ())]
+    names = [name for name in names if name != "learned"]  # which is fitted to a trace
     # No two lengths are equally good.
     known = {"costs": Costs(0.217, [1.0] * (gamma_max + 1)), "params": linear_head(width)}
     rates = {"prior": 0.6, "weight": 1.0, "memory": 0.5}

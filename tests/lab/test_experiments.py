@@ -652,9 +652,9 @@ def test_a_file_beside_the_output_is_left_alone(decode, tmp_path):
 
 
 def test_help_of_a_command_without_flags(command):
-    outcome = command("experiments.imports", "--help")
+    outcome = command("experiments.audit", "--help")
     assert (outcome.status, outcome.stderr) == (0, "")
-    assert outcome.stdout.startswith("What imports what in specjax")
+    assert outcome.stdout.startswith("How far from the target")
 
 
 @pytest.mark.parametrize("name", ["specjax decode", "experiments.reproduce"])

@@ -333,6 +333,9 @@ def test_questions_of_a_file(tmp_path):
     assert tasks.load("spec_bench", "test", path, ["translation"]) == [Example("Say: no", "nein")]
     with pytest.raises(ValueError, match=r"category 'rag': it has conversation, writing, tra"):
         questions.load(path, ["math", "rag"])
+    speed = {"question_id": "a1", "category": "math", "sub_category": "x", "turns": ["2 + 2"]}
+    (one,) = questions.load(write_questions(path, [speed]))  # as SPEED-Bench has it
+    assert one.kind == "math"
 
 
 def test_questions_of_a_directory_and_of_a_data_set(tmp_path):

@@ -65,7 +65,7 @@ class Learned(Policy):
     here: Float[Array, " F"]  # weights of the newest token's own chance
     after: Float[Array, " F"]  # of the next one's, if it is accepted
     first: Float[Array, " 2"]  # of a round's first token: a level, and the past
-    rate: Float[Array, ""]  # tokens per time, before any round
+    rate: Float[Array, ""]  # tokens per target step, before any round
     learning_rate: Float[Array, ""]
     costs: Costs
 
@@ -74,7 +74,8 @@ class Learned(Policy):
         here, after = (jnp.broadcast_to(w, (*keys.shape, len(w))) for w in (self.here, self.after))
         known = jnp.zeros((*keys.shape, gamma_max, len(self.here)), jnp.float32)
         none, gained = jnp.zeros(keys.shape, jnp.int32), WEIGHT * self.rate * ones
-        return Seen(FIRST * ones, gained, WEIGHT * ones, here, after, 0 * ones, known, none, ones)
+        spent = WEIGHT * self.costs.token * ones
+        return Seen(FIRST * ones, gained, spent, here, after, 0 * ones, known, none, ones)
 
     def begin(self, state, live, gamma_max):
         fresh = state._replace(drafted=0 * state.drafted, survival=jnp.ones_like(state.survival))
@@ -194,7 +195,10 @@ def learned(costs: Costs, trace: str) -> Learned:
     """Fit the policy to a file of `experiments.trace`, for drafts as long as its own or shorter."""
     made, gamma_max = fit(rollouts.load(trace), table := required(costs)), table.gamma_max
     if (longest := len(made.here) - NUMBERS) < gamma_max:
-        raise ValueError(f"trace={trace!r} has drafts of {longest} tokens, and γ is {gamma_max}.")
+        raise ValueError(
+            f"trace={trace!r} has drafts of {longest} tokens, and γ_max is {gamma_max}: lower it, or "
+            "record longer ones by experiments.trace --gamma_max."
+        )
     here, after = (weights[: NUMBERS + gamma_max] for weights in (made.here, made.after))
     return dataclasses.replace(made, here=here, after=after)
 

@@ -1,0 +1,30 @@
+"""What policies gain over the best static γ, by what a draft step costs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments import plots
+
+
+def by_cost(lines: Sequence[Mapping[str, Any]]) -> Figure:
+    """A panel for each temperature, a curve for each policy; the oracle is dashed."""
+    temperatures = list(dict.fromkeys(line["temperature"] for line in lines))
+    names = dict.fromkeys(line["policy"] for line in lines if not line["policy"].startswith("γ="))
+    figure = Figure(figsize=(1 + 4.2 * len(temperatures), 4), layout="constrained")
+    grid = figure.subplots(1, len(temperatures), squeeze=False, sharey=True)[0]
+    for axes, temperature in zip(grid, temperatures, strict=True):
+        mine = [line for line in lines if line["temperature"] == temperature]
+        for i, name in enumerate(names):
+            points = sorted((line["c"], line["of_chosen"]["value"]) for line in mine
+                            if line["policy"] == name)  # fmt: skip
+            style = plots.ORACLE if name == "oracle" else plots.line(i)
+            axes.plot(*zip(*points, strict=True), label=name, **style)
+        axes.axhline(1, **plots.PLAIN)
+        axes.set(title=f"T = {temperature:g}", xlabel="a draft step, in target steps")
+        plots.bare(axes)
+    grid[0].set_ylabel("times the best static γ, chosen elsewhere")
+    figure.legend(*grid[0].get_legend_handles_labels(), frameon=False, fontsize=8, ncols=4,
+                  loc="outside lower center")  # fmt: skip
+    return figure
