@@ -7,8 +7,8 @@
 Every draft at two temperatures: models, n-grams, prompt lookup and, on prose, an EAGLE head, which
 is trained first (configs/train.py:eagle-prose) and left out where runs/ has none. Expect 8 to 18
 minutes for each draft and temperature on two idle cores; a run that was cut off goes on.
-`parse-short` and `prose-short` race seven of the policies. `quick` races all of them with one draft
-of prose at temperature 0 and few lengths: a policy of your own joins it by its import path.
+--config.only names some of the policies. `quick` races all of them with one draft of prose at
+temperature 0 and few lengths: a policy of your own joins it by its import path.
 
 Policies are the library's and those of `experiments.adaptive.policies`, by short names. They have
 the settings of their authors, but for exp3 and hedge, and for those of `parse`, which were chosen
@@ -22,8 +22,7 @@ import ml_collections
 
 from configs import embedded
 
-CHOICES = ("parse", "prose", "quick", "parse-short", "prose-short")
-SHORT = ("heuristic", "svip", "gammatune", "goodput", "first_descent", "lookahead", "hedge")
+CHOICES = ("parse", "prose", "quick")
 EAGLE = "runs/eagle-prose/drafter"
 
 
@@ -31,10 +30,10 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     """The fields of configs/embedded.py, and those of the races. `choice` is one of `CHOICES`."""
     if choice not in CHOICES:
         raise ValueError(f"configs/adaptive.py:{choice}: choose one of {', '.join(CHOICES)}.")
-    parse, short = choice.startswith("parse"), choice.endswith("short")
+    parse = choice == "parse"
     config = embedded.get_config("all" if parse else "prose")
     config.drafts = (*config.drafts, "bigram", "lookup")
-    if choice in ("prose", "prose-short") and pathlib.Path(EAGLE).is_dir():
+    if choice == "prose" and pathlib.Path(EAGLE).is_dir():
         config.drafts += (EAGLE,)
     config.static = (1, 2, 3, 5, 7, 10)  # γ
     config.gamma_max = 10  # of policies
@@ -58,7 +57,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
         "tapout": {},
         "head": {"threshold": 0.98},
     }
-    config.only = SHORT if short else ()  # these alone of the policies; (): all
+    config.only = ()  # these alone of the policies; (): all
     config.shown = "lookahead"  # whose rounds are drawn, of one output, beside the best static γ's
     config.timed_inputs = 24  # outputs differ more than repeats do
     config.alpha_inputs = 64  # over which α is measured, and whose outputs are replayed

@@ -104,10 +104,9 @@ def read(args, place: pathlib.Path, temperature: float) -> Trace:
 
 def replayed(args, row: dict[str, Any], found: Rollouts) -> list[Line]:
     """Lines of all policies at each of the costs."""
-    costs = dict.fromkeys(command.numbers("c", args.c)) if args.c else {}
-    each: dict[float | None, dict[str, Costs]]
-    each = {c: given(args, c, found.gamma_max) for c in costs}
-    each = each or {None: {name: Costs(**table) for name, table in row["costs"].items()}}
+    costs = dict.fromkeys(command.numbers("c", args.c) if args.c else [None])
+    own = {name: Costs(**table) for name, table in row["costs"].items()}
+    each = {c: own if c is None else given(args, c, found.gamma_max) for c in costs}
     kinds = [kind for kind, count in row.get("kinds", {}).items() for _ in range(count)]
     folds = folds_of(len(found.emitted), kinds) if args.learned else {}
     facts = {name: row.get(name) for name in ("draft", "temperature", "outputs", "dtype")}
@@ -116,9 +115,9 @@ def replayed(args, row: dict[str, Any], found: Rollouts) -> list[Line]:
     for c, known in each.items():
         table, key = known[costing.POLICIES], jax.random.key(args.seed)
         chosen = {text: parse_with_costs(path(text), table) for text in named.split(args.policies)}
-        how = {"carry": args.carry, "kinds": kinds, "folds": folds}
-        own = evaluate(chosen, found, known, key, row["draws"], **how)
-        lines += [{**line, **facts, "c": c} for line in own]
+        made = evaluate(chosen, found, known, key, row["draws"],
+                       carry=args.carry, kinds=kinds, folds=folds)  # fmt: skip
+        lines += [{**line, **facts, "c": c} for line in made]
     return lines
 
 
@@ -127,8 +126,8 @@ def tables(rows: Sequence[Line], remarks: Mapping[float, str]) -> list[Section]:
     sections = []
     for t, c in dict.fromkeys((row["temperature"], row["c"]) for row in rows):
         mine = [row for row in rows if (row["temperature"], row["c"]) == (t, c)]
-        title = f"{short(mine[0]['draft'])}, T={t:g}: {mine[0]['outputs']} outputs"
-        title += "" if c is None else f", c = {c:g}"
+        at = f"T={t:g}" if c is None else f"T={t:g}, c={c:g}"
+        title = f"{short(mine[0]['draft'])}, {at}: {mine[0]['outputs']} outputs"
         sections.append(Section(title, COLUMNS, mine, remarks[t], LEGEND))
         if kinds := list(mine[0]["by"]):
             sections.append(by_kind(mine, kinds))

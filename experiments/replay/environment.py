@@ -1,18 +1,15 @@
 """Drafting as a game on recorded outputs, for policies that learn by reinforcement.
 
-Before each token an agent drafts it or ends the draft, as in Learning to Draft (2603.01639).
-`Drafting` has the methods of a gymnasium environment.
+Before each token an agent drafts it or ends the draft, as in Learning to Draft (2603.01639). The
+methods are those of a gymnasium environment.
 """
 
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from specjax.policies import Costs
 from specjax.replay.rollouts import Rollouts
-
-Seen = Float[np.ndarray, "4"]
 
 
 class Drafting:
@@ -21,7 +18,7 @@ class Drafting:
     The reward of a round is its tokens less `rate` times its time. At the largest rate at which an
     agent's mean return is no less than 0, that rate is its tokens per time.
 
-    Seen before each decision: of the newest token of the draft the largest probability that the
+    Seen before each decision, float32 (4,): of the newest token of the draft the largest probability that the
     drafter saw, and its entropy in nats, both 0 before the first; the tokens of the draft; and the
     accepted share of the output's tested tokens so far.
     """
@@ -33,29 +30,26 @@ class Drafting:
           ValueError: rollouts without beliefs, or of a drafter whose drafts depend on their round.
         """
         if found.top1.shape[-1] == 0 or np.any(np.asarray(found.accepted)[:, 0] >= 0):
-            raise ValueError(
-                "Drafting needs a drafter's beliefs, and drafts that do not depend on where their "
-                "round began: record a model or prompt lookup by experiments.trace."
-            )
+            raise ValueError("Drafting needs a trace of a draft model, or of prompt lookup.")
         self.found, self.costs, self.rate = found, costs, rate
-        self.chances, self.top1, self.entropy, self.length = map(
-            np.asarray, (found.acceptance, found.top1, found.entropy, found.length)
-        )
+        self.chances, self.length = np.asarray(found.acceptance), np.asarray(found.length)
+        self.top1, self.entropy = np.asarray(found.top1), np.asarray(found.entropy)
         self.times = np.asarray(costs.round_times(found.gamma_max), float)
         self.random = np.random.default_rng(0)
 
-    def reset(self, *, seed: int | None = None, output: int | None = None) -> tuple[Seen, dict]:
+    def reset(
+        self, *, seed: int | None = None, output: int | None = None
+    ) -> tuple[np.ndarray, dict]:
         """Begin an output, a random one if none is named, with fresh draws of what is accepted."""
         self.random = self.random if seed is None else np.random.default_rng(seed)
-        count = len(self.chances)
-        self.output = int(self.random.integers(count)) if output is None else output
-        chances = self.chances[self.output]
-        self.accepts = self.random.random(chances.shape) < chances
+        every = len(self.chances)
+        self.output = int(self.random.integers(every)) if output is None else output
+        self.accepts = self.random.random(self.chances.shape[1]) < self.chances[self.output]
         self.end = int(self.found.emitted[self.output])
         self.begin = self.drafted = self.kept = self.tested = 0
         return self._seen(), {}
 
-    def step(self, draft: bool) -> tuple[Seen, float, bool, bool, dict[str, Any]]:
+    def step(self, draft: bool) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Draft a token, or verify the draft, as happens too where there is no next token."""
         spent, room = 0.0, int(self.found.budget[self.output]) - self.begin - 1
         if draft and self.drafted < min(self.found.gamma_max, room):
@@ -79,9 +73,7 @@ class Drafting:
         at = int(rejected[0]) if len(rejected) else token
         return self.begin + at, token - at
 
-    def _seen(self) -> Seen:
-        past = self.kept / self.tested if self.tested else 1.0
-        if not self.drafted:
-            return np.array([0, 0, 0, past], np.float32)
-        at = self.output, *self._place(self.drafted - 1)
-        return np.array([self.top1[at], self.entropy[at], self.drafted, past], np.float32)
+    def _seen(self) -> np.ndarray:
+        past, at = self.kept / max(self.tested, 1), (self.output, *self._place(self.drafted - 1))
+        belief = [self.top1[at], self.entropy[at]] if self.drafted else [0.0, 0.0]
+        return np.array([*belief, self.drafted, past], np.float32)

@@ -10,17 +10,17 @@ from experiments import plots
 
 def by_cost(lines: Sequence[Mapping[str, Any]]) -> Figure:
     """A panel for each temperature, a curve for each policy; the oracle is dashed."""
-    temperatures = list(dict.fromkeys(line["temperature"] for line in lines))
-    names = dict.fromkeys(line["policy"] for line in lines if not line["policy"].startswith("γ="))
-    figure = Figure(figsize=(1 + 4.2 * len(temperatures), 4), layout="constrained")
-    grid = figure.subplots(1, len(temperatures), squeeze=False, sharey=True)[0]
-    for axes, temperature in zip(grid, temperatures, strict=True):
-        mine = [line for line in lines if line["temperature"] == temperature]
-        for i, name in enumerate(names):
-            points = sorted((line["c"], line["of_chosen"]["value"]) for line in mine
-                            if line["policy"] == name)  # fmt: skip
+    curves: dict[float, dict[str, list[tuple[float, float]]]] = {}
+    for line in lines:
+        if not line["policy"].startswith("γ="):
+            of = curves.setdefault(line["temperature"], {}).setdefault(line["policy"], [])
+            of.append((line["c"], line["of_chosen"]["value"]))
+    figure = Figure(figsize=(1 + 4.2 * len(curves), 4), layout="constrained")
+    grid = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
+    for axes, (temperature, mine) in zip(grid, curves.items(), strict=True):
+        for i, (name, points) in enumerate(mine.items()):
             style = plots.ORACLE if name == "oracle" else plots.line(i)
-            axes.plot(*zip(*points, strict=True), label=name, **style)
+            axes.plot(*zip(*sorted(points), strict=True), label=name, **style)
         axes.axhline(1, **plots.PLAIN)
         axes.set(title=f"T = {temperature:g}", xlabel="a draft step, in target steps")
         plots.bare(axes)

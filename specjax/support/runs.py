@@ -13,12 +13,11 @@ from specjax.support.command_line import ROOT
 LATER = {
     "weights": "", "cache": "", "policy": "", "rule": "", "compare": False, "filters": "",
     "carry": False, "mesh": "", "replicate_draft": True, "check_tokens": True,
-    "exits": (), "exit_weight": 1.0, "layer_dropout": 0.0,
+    "exits": (), "exit_weight": 1.0, "layer_dropout": 0.0, "skip": 0, "widths": (),
     "divergence": "forward_kl", "prefixes": "data", "prefix_temperature": 1.0,
     "prefix_inputs": 512, "refresh_every": 100,
     "start": "", "truncate": False, "optimizer": "adam", "metric": "", "accumulate": 1,
     "dropout": 0.0, "remat": False, "compute_dtype": "float32", "save_dtype": "float16",
-    "skip": 0, "widths": (),
 }  # fmt: skip
 
 

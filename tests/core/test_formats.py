@@ -264,9 +264,18 @@ def test_replay_of_a_file(decoded, tmp_path, monkeypatch, capsys):
     assert found["γ=3"]["tau"] == pytest.approx(decoded.summary.mean_acceptance_length)
     assert found["oracle"]["regret"] == 0 <= found["heuristic"]["regret"]
     assert "of the tested tokens were accepted" in (tmp_path / "report.md").read_text()
+    several = run("--policies=heuristic", "--c=0.1,0.4,0.1", "--censored=0")
+    assert several.status == 0, several.stderr
+    lines = list(map(json.loads, (tmp_path / "replay.jsonl").read_text().splitlines()))
+    assert [line["c"] for line in lines] == [0.1] * 5 + [0.4] * 5
+    assert {**lines[3], "c": 0, "command": 0} == {**found["oracle"], "c": 0, "command": 0}
+    assert "T = 0, c = 0.4" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "costs.png").stat().st_size > 0
     for arguments, said in (
         (["--policies=heuristic"], "holds no costs: give --c"),
         (["--policies=svip(threshold=0.3)", "--c=0.1"], "Svip reads"),
+        (["--policies=heuristic", "--c=0.1,x"], "--c=0.1,x must be floats"),
+        (["--policies=heuristic", "--c=0.1", "--temperature=0,1"], "a file has one"),
     ):
         outcome = run(*arguments)
         assert (outcome.status, outcome.stderr.count("\n")) == (1, 1)

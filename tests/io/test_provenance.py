@@ -157,3 +157,13 @@ def test_the_committed_reports_say_it(name):
         own = [row for row in rows if row["table"] == table]
         rows_are = "1 row" if len(own) == 1 else f"{len(own)} rows"
         assert f"{rows_are}: commit {provenance.counted(own, 'commit')}; " in text
+
+
+def test_tables_for_latex():
+    """Signs that LaTeX reads otherwise, and Greek letters; a section without a table has none."""
+    columns = [("γ_max", lambda row: row["name"]), ("v & c", lambda row: "–5%")]
+    text = pages.latex([pages.Section("T", columns, [{"name": r"a\b^c"}]), pages.Section("none")])
+    assert text.splitlines() == [
+        "% T", r"\begin{tabular}{lr}", r"\toprule", r"$\gamma$\_max & v \& c \\", r"\midrule",
+        r"a\textbackslash{}b\textasciicircum{}c & --5\% \\", r"\bottomrule", r"\end{tabular}",
+    ]  # fmt: skip

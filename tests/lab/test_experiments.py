@@ -759,7 +759,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert "3 of 28: alpha, draft, T = 1\n" in outcome.stderr
     assert "timing plain decoding and speculative, turn 1 of 1" in outcome.progress
     assert {path.name for path in work.iterdir()} == {
-        "results.jsonl", "report.md", "speedups.png", "trace.png",
+        "results.jsonl", "report.md", "report.tex", "speedups.png", "trace.png",
         "timeline.png", "positions.png", "ngram.npz", "run.json",
     }  # fmt: skip
     found = rows((work / "results.jsonl").read_text())

@@ -11,7 +11,7 @@ import command_line
 import pairs
 import several
 
-MADE = {"results.jsonl", "report.md", "run.json"}
+MADE = {"results.jsonl", "report.md", "report.tex", "run.json"}
 TIMED = {"speedups.png", "positions.png", "trace.png", "timeline.png"}
 # Fields that differ between runs, and times; `tau_expected` and others follow from α.
 OWN = {"command", "load_per_core", "run", "devices", "events"}

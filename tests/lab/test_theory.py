@@ -268,7 +268,8 @@ def test_errors_name_the_value_and_the_way_out(call, message):
 def test_experiment_writes_report_and_figures(tmp_path):
     experiment.write(tmp_path, experiment.table1())
     figures = ["figure2.png", "figure3.png", "figure4.png"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [*figures, "report.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*figures, "report.md", "report.tex"]
+    assert r"$\alpha$ & $\gamma$ & operations" in (tmp_path / "report.tex").read_text()
     text = (tmp_path / "report.md").read_text()
     assert "| 0.9 | 10 | 1.60X | 1.60X | 6.86X | 6.86X |" in text
     assert "Every digit is the paper's." in text

@@ -196,8 +196,8 @@ def learned(costs: Costs, trace: str) -> Learned:
     made, gamma_max = fit(rollouts.load(trace), table := required(costs)), table.gamma_max
     if (longest := len(made.here) - NUMBERS) < gamma_max:
         raise ValueError(
-            f"trace={trace!r} has drafts of {longest} tokens, and γ_max is {gamma_max}: lower it, or "
-            "record longer ones by experiments.trace --gamma_max."
+            f"trace={trace!r} has drafts of {longest} tokens, and γ_max is {gamma_max}: lower it, "
+            "or record longer ones by experiments.trace --gamma_max."
         )
     here, after = (weights[: NUMBERS + gamma_max] for weights in (made.here, made.after))
     return dataclasses.replace(made, here=here, after=after)
