@@ -18,9 +18,9 @@ class Drafting:
     The reward of a round is its tokens less `rate` times its time. At the largest rate at which an
     agent's mean return is no less than 0, that rate is its tokens per time.
 
-    Seen before each decision, float32 (4,): of the newest token of the draft the largest probability that the
-    drafter saw, and its entropy in nats, both 0 before the first; the tokens of the draft; and the
-    accepted share of the output's tested tokens so far.
+    Seen before each decision, float32 (4,): of the draft's newest token the largest probability
+    that the drafter saw, and its entropy in nats, both 0 before the first; the tokens of the draft;
+    and the accepted share of the output's tested tokens so far.
     """
 
     def __init__(self, found: Rollouts, costs: Costs, rate: float = 1.0):
@@ -37,9 +37,7 @@ class Drafting:
         self.times = np.asarray(costs.round_times(found.gamma_max), float)
         self.random = np.random.default_rng(0)
 
-    def reset(
-        self, *, seed: int | None = None, output: int | None = None
-    ) -> tuple[np.ndarray, dict]:
+    def reset(self, *, seed: int | None = None, output: int | None = None) -> tuple[Any, dict]:
         """Begin an output, a random one if none is named, with fresh draws of what is accepted."""
         self.random = self.random if seed is None else np.random.default_rng(seed)
         every = len(self.chances)
