@@ -202,8 +202,8 @@ class Bench:
             elif table:
                 table = of_one_width(table)
             for policy in config.policies:
-                decides = path(policy)
-                made = parse_with_costs(decides, table) if table else policies.parse(decides)
+                text = path(policy)
+                made = parse_with_costs(text, table) if table else policies.parse(text)
                 method = build(draft, gamma=longest, policy=made)
                 sizes = tuple(bucket(batch) * width for width in passes)
                 method = dataclasses.replace(method, passes=sizes)
@@ -217,6 +217,8 @@ def check(config: Any) -> None:
     whole("questions_per_category", config.questions_per_category, "[0, ∞)")
     whole("group_size", config.group_size, "[1, ∞)")
     whole("skip", config.skip, "[0, ∞)")
+    for width in config.widths:
+        whole("widths", width, "[1, ∞)")
     for field in ("drafts", "temperatures"):  # `check_counts` has seen the others
         if not config[field]:
             raise ValueError(f"{field} is empty: give one at least.")
@@ -274,7 +276,6 @@ def main(_) -> None:
     for block in tables.blocks(bench.results.done):
         at = block.temperature, block.batch
         known = {name: costs[*at, name] for name in block.drafts if (*at, name) in costs}
-        # With `widths` they are costs of the policies' loop, and no static γ runs in it.
         made.append((block, tables.table(block, {} if bench.config.widths else known), known))
     for block, rows, _ in made:
         show(console, block, rows)

@@ -37,7 +37,7 @@ COUNTS = (  # fields of experiments' configs that are whole numbers ≥ 1
     "cost_tries", "keys_per_repeat", "steps", "batch_size", "max_new_tokens", "gamma",
     "gamma_max", "every", "outputs", "tokens", "resamples",
 )  # fmt: skip
-LISTS = ("gammas", "static", "widths", "batch_sizes", "admits")  # and lists of such numbers
+LISTS = ("gammas", "static", "batch_sizes", "admits")  # and lists of such numbers
 
 
 class Study:
