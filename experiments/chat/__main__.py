@@ -204,9 +204,8 @@ class Bench:
             for policy in config.policies:
                 text = path(policy)
                 made = parse_with_costs(text, table) if table else policies.parse(text)
-                method = build(draft, gamma=longest, policy=made)
                 sizes = tuple(bucket(batch) * width for width in passes)
-                method = dataclasses.replace(method, passes=sizes)
+                method = dataclasses.replace(build(draft, gamma=longest, policy=made), passes=sizes)
                 found[f"{name}, {policy}"] = Way(method, name, longest, policy, is_free(draft))
         return found
 
