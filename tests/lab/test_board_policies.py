@@ -29,7 +29,7 @@ from test_policies import JUMP, drafts, keys_of, lengths, seen_of, stats_of
 from toy_policies import LIVE, OneOf, library, linear_head
 
 FAST = average(memory=0.0, every=1)
-POLICIES = {name: library(2, 3, board=True)[name] for name in {*board.__all__} - {"learned"}}
+POLICIES = {n: library(2, 3, board=True)[n] for n in board.__all__ if n != "learned"}
 
 
 @pytest.mark.sweep
