@@ -25,6 +25,6 @@ def by_cost(lines: Sequence[Mapping[str, Any]]) -> Figure:
         axes.set(title=f"T = {temperature:g}", xlabel="a draft step, in target steps")
         plots.bare(axes)
     grid[0].set_ylabel("times the best static γ, chosen elsewhere")
-    figure.legend(*grid[0].get_legend_handles_labels(), frameon=False, fontsize=8, ncols=4,
+    figure.legend(*grid[0].get_legend_handles_labels(), frameon=False, fontsize=8, ncols=3,
                   loc="outside lower center")  # fmt: skip
     return figure

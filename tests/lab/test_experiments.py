@@ -289,12 +289,13 @@ def test_results_outlive_new_fields():
     assert runs.fingerprint(runs.settings(config)) == older
     config.rule = "block"
     assert runs.fingerprint(runs.settings(config)) != older
-    config = defaults.decode()
-    known = {name: value for name, value in runs.LATER.items() if name in config}
-    assert {name: config[name] for name in known} == known
-    trained = importlib.import_module("configs.train").get_config("target")
-    of_training = {name: value for name, value in runs.LATER.items() if name not in known}
-    assert {name: trained[name] for name in of_training} == of_training
+    others = [importlib.import_module(f"configs.{name}").get_config() for name in ("chat", "train")]
+    known: set[str] = set()
+    for config in (defaults.decode(), *others):
+        of = {name: value for name, value in runs.LATER.items() if name in config}
+        assert {name: config[name] for name in of} == of
+        known |= of.keys()
+    assert known == runs.LATER.keys()
 
 
 def test_results_belong_to_any_checkout():
