@@ -290,12 +290,10 @@ def test_results_outlive_new_fields():
     config.rule = "block"
     assert runs.fingerprint(runs.settings(config)) != older
     others = [importlib.import_module(f"configs.{name}").get_config() for name in ("chat", "train")]
-    known: set[str] = set()
-    for config in (defaults.decode(), *others):
-        of = {name: value for name, value in runs.LATER.items() if name in config}
-        assert {name: config[name] for name in of} == of
-        known |= of.keys()
-    assert known == runs.LATER.keys()
+    configs = defaults.decode(), *others
+    fields = [(name, of) for of in configs for name in runs.LATER if name in of]
+    assert all(of[name] == runs.LATER[name] for name, of in fields)
+    assert {name for name, _ in fields} == runs.LATER.keys()
 
 
 def test_results_belong_to_any_checkout():
