@@ -4,7 +4,8 @@
     python -m experiments.chat --config=configs/pair.py:full --workdir=runs/pair_full
     python -m experiments.chat --config=configs/pair.py:same --config.questions=question.jsonl \\
         --workdir=runs/pair_same
-    python -m experiments.chat --config=configs/pair.py:policies --workdir=runs/pair_policies
+    python -m experiments.chat --config=configs/pair.py:policies --workdir=runs/pair_policies \\
+        --config.questions=experiments/chat/code.jsonl,question.jsonl
 
 The first shows code written, code edited and a chat in at most four minutes on two cores, after two
 files of 1.6 GB were downloaded from the hub; with FILES=DIR or --config.files=DIR they lie in DIR.
