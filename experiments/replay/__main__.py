@@ -29,8 +29,7 @@ chance of acceptance. Run with 0 and with 1 for bounds of every constant γ.
 Policies are the library's and those of `experiments.adaptive.policies`, by name. An import path
 among them is code that runs: its module is imported.
 
-Prints tables and writes replay.jsonl, report.md and report.tex to the workdir, or else the trace's
-directory.
+Prints tables, and writes replay.jsonl and report.md to the workdir, or else the trace's directory.
 """
 
 import functools

@@ -25,7 +25,7 @@ def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
             raise ValueError(f"mesh={mesh!r} must be a jax.sharding.Mesh, or 'data=2,model=4'.")
         _check_names(mesh.axis_names, mesh.axis_names)
         if isinstance(mesh, AbstractMesh):
-            return AbstractMesh(mesh.axis_sizes, mesh.axis_names)
+            return mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
         return Mesh(mesh.devices, mesh.axis_names)
     sizes, count = sizes_of(mesh), size_of(mesh)
     own, every = jax.local_devices(), jax.devices()
