@@ -33,7 +33,7 @@ from experiments.train.modes import Mode
 from experiments.train.steps import data_loss
 from specjax.checkpoints import FAMILIES
 from specjax.models import sharding
-from specjax.models.meshes import sizes_of
+from specjax.models.meshes import mesh_of, sizes_of
 from specjax.models.sharding import DATA, Placement
 
 
@@ -94,7 +94,7 @@ def layout_of(shape: Any, mesh: str | Mesh | AbstractMesh) -> Layout:
     if isinstance(mesh, str):
         sizes = sizes_of(mesh or f"{DATA}=1")
         mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
-    _, placement = sharding.fit(shape, Placement(mesh))
+    _, placement = sharding.fit(shape, Placement(mesh_of(mesh)))
     build = FAMILIES[shape.model_type].build
     module = nnx.eval_shape(lambda: build(shape, rngs=nnx.Rngs(0), dtype=jnp.float32))
     return Layout.of(*nnx.split(sharding.split(module, placement)), placement)
