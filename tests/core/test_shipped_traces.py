@@ -10,7 +10,7 @@ import pytest
 
 import command_line
 from experiments import by_loop
-from experiments.adaptive.policies.learned import fit, online, seen_in
+from experiments.adaptive.policies.learned import learned, online, seen_in
 from experiments.replay import environment, evaluation
 from experiments.replay.__main__ import join
 from experiments.trace.pack import packed
@@ -87,9 +87,8 @@ def test_a_row_that_stopped_drafts_again():
     assert allowed[0] == 1 in allowed[-20:]
 
 
-def test_learned_from_a_trace():
-    """Where every token of a belief of .9 is accepted and none of .1, the fitted policy drafts on
-    after the one and stops after the other, however the costs are."""
+def test_learned_from_a_trace(tmp_path):
+    """Tokens of belief .9 are all accepted, those of .1 never: it drafts on, or stops."""
     whole = greedy_trace()
     trace = whole._replace(
         own_belief_logprob=jnp.full_like(whole.own_belief_logprob, jnp.log(0.9)),
@@ -97,7 +96,8 @@ def test_learned_from_a_trace():
         entropy=jnp.zeros_like(whole.entropy),
     )
     with jax.numpy_dtype_promotion("standard"):  # optax needs it
-        policy = fit(trace, Costs(0.05, [1.0] * (GAMMA_MAX + 1)))
+        rollouts.save(tmp_path / "a.npz", trace)
+        policy = learned(Costs(0.05, [1.0] * (GAMMA_MAX + 1)), trace=str(tmp_path / "a.npz"))
     found = replay.replay([policy, constant(GAMMA_MAX)], trace, jax.random.key(0))
     accepted, verified = (x @ np.arange(GAMMA_MAX + 1) for x in (found.accepted, found.verified))
     assert np.diff(accepted.sum(1)) == 0 < np.diff(verified.sum(1))
