@@ -155,6 +155,7 @@ def library(gamma_max: int, width: int, board: bool = False) -> dict[str, Policy
         "svip": {"threshold": 0.35},
         "adaedl": {"bar": 0.6},
         "gammatune": {"gamma": 2},
+        "given": {"lengths": (0, gamma_max, 1), "reads": "entropy"},
         "average": {"tiers": (0, 1, 2), "first": 1, "memory": 0.3, "every": 1},
         "goodput": rates,
         "first_descent": rates,

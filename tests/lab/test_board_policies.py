@@ -11,6 +11,7 @@ from experiments.adaptive.policies import (
     exp3,
     first_descent,
     gammatune,
+    given,
     hedge,
     tapout,
     ucb,
@@ -52,6 +53,7 @@ def test_contract(name):
         (average(first=7), 4, [], [3]),
         (first_descent(Costs(0.6, [1, 1]), prior=0.5), 1, [], [0]),
         (first_descent(JUMP, prior=0.95), 3, [], [0]),
+        (given((3, 0, 5)), 4, [(3, 1), (0, 0), (4, 4)], [3, 0, 5, 3]),
     ],
 )
 def test_lengths(policy, gamma_max, rounds, due):
@@ -60,7 +62,7 @@ def test_lengths(policy, gamma_max, rounds, due):
 
 
 def test_old_names_are_refused_with_the_way_out():
-    for name in {*board.__all__} - {"online", "learned"}:
+    for name in {*board.__all__} - {"given", "online", "learned"}:
         for ask in (lambda name=name: policies.parse(name), lambda name=name: policies.check(name)):
             with pytest.raises(ValueError, match=f"'experiments.adaptive.policies:{name}'"):
                 ask()
@@ -74,6 +76,7 @@ def test_old_names_are_refused_with_the_way_out():
         ("gammatune", {"memory": 1.0}, r"memory=1\.0"),
         ("average", {"tiers": (3, 1)}, "must ascend"),
         ("average", {"every": 0}, "every=0"),
+        ("given", {"lengths": (1,), "reads": "token"}, "reads='token' must be"),
         ("ucb", {"width": -1}, "width=-1 must be"),
         ("hedge", {"rate": -1}, "rate=-1 must be"),
         ("head", {"params": linear_head(3), "threshold": 2}, "threshold=2 must be a number in"),

@@ -6,7 +6,7 @@ By import path: policy="experiments.adaptive.policies:hedge(rate=8.0)".
 from experiments.adaptive.policies.acceptance_head import head
 from experiments.adaptive.policies.bandits import exp3, hedge, tapout, ucb
 from experiments.adaptive.policies.learned import learned, online
-from experiments.adaptive.policies.lengths import average, first_descent, gammatune
+from experiments.adaptive.policies.lengths import average, first_descent, gammatune, given
 from specjax.support.named import name_in
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "exp3",
     "first_descent",
     "gammatune",
+    "given",
     "head",
     "hedge",
     "learned",

@@ -1,5 +1,7 @@
-"""GammaTune and the tiers of SGLang, by average numbers of accepted tokens; and first descent."""
+"""GammaTune and the tiers of SGLang, by average numbers of accepted tokens; first descent; and
+lengths that are set beforehand."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -116,6 +118,40 @@ def average(
         jnp.float32(number("memory", memory, "[0, 1)")),
         jnp.int32(whole("every", every, "[1, ∞)")),
     )
+
+
+@pytree
+class Given(Policy):
+    """Drafts these lengths in turn: what a loop takes beside decisions."""
+
+    lengths: Int[Array, " N"]
+
+    def init(self, keys, gamma_max):
+        return jnp.zeros(keys.shape, jnp.int32)
+
+    def begin(self, state, live, gamma_max):
+        return state, self.lengths[state % len(self.lengths)]
+
+    def update(self, state, round_):
+        return where_active(round_, state + 1, state)
+
+
+@pytree
+class Reading(Given):
+    """The same, with a number of each `Observation` that decides nothing."""
+
+    reads: str = dataclasses.field(metadata={"static": True})
+
+    def keep_drafting(self, state, seen):
+        return state, seen.drafting & (getattr(seen, self.reads) > -1)
+
+
+def given(lengths: Sequence[int], reads: str = "") -> Given:
+    """Make a policy of lengths that repeat; reads: "top1" or "entropy", at their cost; "": none."""
+    each = jnp.int32([whole("lengths", one, "[0, ∞)") for one in listed("lengths", lengths)])
+    if reads not in ("", "top1", "entropy"):
+        raise ValueError(f"reads={reads!r} must be 'top1', 'entropy' or ''.")
+    return Reading(each, reads) if reads else Given(each)
 
 
 BINS = 8
