@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from specjax.policies.calibrated import FIRST_SLOPE, log_odds
 from specjax.policies.costs import Costs
 from specjax.policies.estimating import Estimating, Evidence, mixed
 from specjax.policies.goodput import checked, expected
@@ -20,8 +21,6 @@ from specjax.sampling import argmax
 from specjax.support.ranges import number
 
 BELIEF_WEIGHT = 2.0  # weight of the prior mean belief, which fits α, in tested tokens
-FIRST_SLOPE = 0.6  # the slope before any round
-LIMIT = 4.0  # the largest log-odds: beliefs of 1.8% and 98.2%
 
 
 class Ahead(NamedTuple):
@@ -73,7 +72,7 @@ class Lookahead(Estimating):
         time = jnp.where(more > 0, cost[None, :] - cost[:, None], jnp.inf)
         brought = expected(alpha[:, None, None], np.maximum(more, 1)[None]) - 1
         bars = jnp.min(time[None] / brought, axis=2) * best[:, None]
-        offset = _odds(alpha, 1 - alpha) - state.slope * _mean_odds(state, alpha)
+        offset = log_odds(alpha) - state.slope * _mean_odds(state, alpha)
         none, certain = jnp.zeros_like(state.drafted), jnp.ones_like(alpha)
         state = state._replace(offset=offset, bars=bars, drafted=none, survival=certain)
         return state, jnp.where(best > rate[:, 0], len(cost) - 1, 0)
@@ -85,7 +84,8 @@ class Lookahead(Estimating):
         return state._replace(drafted=drafted, survival=survival), drafting & (survival > bar)
 
     def update(self, state, round_):
-        odds, chance = _belief_odds(round_.belief_logprob), _chance(state, round_.belief_logprob)
+        odds = log_odds(jnp.exp(round_.belief_logprob))
+        chance = _chance(state, round_.belief_logprob)
         mean = _mean_odds(state, self.alpha(state))
         apart = jnp.where(round_.tested, odds - mean[:, None], 0.0)
         slope = state.slope + self.learning_rate * jnp.sum((round_.ratio - chance) * apart, axis=1)
@@ -102,26 +102,16 @@ class Lookahead(Estimating):
         return mixed(state.evidence, self.estimates(state.evidence, *self.first()))
 
 
-def _odds(some: Array, rest: Array) -> Array:
-    """Log-odds log(some/rest), clipped to ±`LIMIT`."""
-    return jnp.clip(jnp.log(jnp.maximum(some, 1e-6) / jnp.maximum(rest, 1e-6)), -LIMIT, LIMIT)
-
-
-def _belief_odds(logprob: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    belief = jnp.exp(logprob)
-    return _odds(belief, 1 - belief)
-
-
 def _mean_odds(state: Ahead, alpha: Float[Array, " B"]) -> Float[Array, " B"]:
     """Mean log-odds of beliefs in recent tested tokens; at first that of α itself."""
-    fitting = BELIEF_WEIGHT * _odds(alpha, 1 - alpha)
+    fitting = BELIEF_WEIGHT * log_odds(alpha)
     return (state.odds + fitting) / (state.evidence.recent.tested + BELIEF_WEIGHT)
 
 
 def _chance(state: Ahead, logprob: Float[Array, "B K"]) -> Float[Array, "B K"]:
     """The chance that tokens of these beliefs are accepted."""
     slope, offset = state.slope[:, None], state.offset[:, None]
-    return jax.nn.sigmoid(offset + slope * _belief_odds(logprob))
+    return jax.nn.sigmoid(offset + slope * log_odds(jnp.exp(logprob)))
 
 
 def lookahead(
