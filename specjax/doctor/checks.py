@@ -34,7 +34,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.models.memory import dtype_of, memory_free
 from specjax.results import Result, Row
 from specjax.rules import exactness, remark
-from specjax.sampling import Greedy, Sampling
+from specjax.sampling import Greedy, Sampling, entropy
 
 DRAWS = 4096  # draws from each loop: enough to find a total variation of 0.1 from the target
 DRAW_SECONDS = 30.0  # limit on drawing; the test then uses the draws so far
@@ -217,9 +217,9 @@ def logits(case: Case) -> Finding:
 
 def outputs(case: Case) -> Finding:
     """Check that the target's greedy outputs and distributions are those of a trained model."""
-    read = np.concatenate(case.logits)
-    entropy = float(distributions.entropies(read).mean())
-    return verdicts.outputs([row.tokens for row in case.plain], entropy, read.shape[1])
+    entropies = np.concatenate([entropy(jax.nn.log_softmax(read)) for read in case.logits])
+    outputs = [row.tokens for row in case.plain]
+    return verdicts.outputs(outputs, float(entropies.mean()), case.logits[0].shape[1])
 
 
 # --- the pair ----------------------------------------------------------------------------------

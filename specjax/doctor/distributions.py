@@ -48,13 +48,6 @@ def over_output(
     return np.asarray(read, np.float32)[0, known - 1 : known - 1 + len(output)]
 
 
-def entropies(logits: np.ndarray) -> np.ndarray:
-    """Compute entropies in nats at temperature 1: (N, V) → (N,)."""
-    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    logprobs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return -(np.exp(logprobs) * logprobs).sum(-1)
-
-
 def gap(logits: np.ndarray, ours: Sequence[int], theirs: Sequence[int]) -> float:
     """Compute how far a model's logits separate the first two tokens that differ.
 

@@ -207,7 +207,6 @@ def roll_out(
             logprobs, _, after = speculative.verify(method, contexts.target, after, drafts)
             distributions = logprobs[:, :gamma_max]
         own_draft = at_tokens(drafts.logprobs[:, :1], own[:, :1])[:, 0]
-        probs = jnp.exp(distributions)
         found = {
             "tokens": own[:, 0],
             "own_target": at_tokens(target[:, :1], own[:, :1])[:, 0],
@@ -221,7 +220,7 @@ def roll_out(
             "overlap": rule.acceptance(distributions, drafts.logprobs),
             "entropy": noted.entropy,
             "top1": noted.top1,
-            "target_entropy": -jnp.sum(jnp.where(probs > 0, probs * distributions, 0.0), axis=-1),
+            "target_entropy": smp.entropy(distributions),
             "hidden": noted.hidden,
             "accepted": accepted if guesses(method.drafter) else jnp.full_like(accepted, -1),
         }

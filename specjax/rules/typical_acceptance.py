@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from specjax.pytrees import pytree, set_fields
 from specjax.rules.base import at_position, stop_where_not
 from specjax.rules.token import Token
+from specjax.sampling import entropy
 from specjax.support.ranges import number
 
 
@@ -62,8 +63,7 @@ class Typical(Token):
 
     def _kept(self, target_logprobs: Float[Array, "*batch V"]) -> Bool[Array, "*batch V"]:
         probs = jnp.exp(target_logprobs)
-        surprise = jnp.where(probs > 0, target_logprobs, 0.0)
-        peak = jnp.exp(jnp.sum(probs * surprise, axis=-1, keepdims=True))  # exp(−H)
-        epsilon, delta = (x.astype(probs.dtype) for x in (self.epsilon, self.delta))
+        peak = jnp.exp(-entropy(target_logprobs))[..., None]
+        epsilon, delta, peak = (x.astype(probs.dtype) for x in (self.epsilon, self.delta, peak))
         best = jnp.max(probs, axis=-1, keepdims=True)  # passes; where δ = 1, up to rounding
         return (probs > jnp.minimum(epsilon, delta * peak)) | (probs == best)

@@ -83,21 +83,24 @@ def test_argmax_is_the_first_of_equals():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "value"),
+    ("field", "value"),
     [
-        ({"temperature": -1.0}, "-1.0"),
-        ({"temperature": float("nan")}, "nan"),
-        ({"temperature": float("inf")}, "inf"),
-        ({"top_k": -1}, "-1"),
-        ({"top_k": 2.5}, "2.5"),
-        ({"top_p": 0.0}, "0.0"),
-        ({"top_p": 1.5}, "1.5"),
-        ({"top_p": float("nan")}, "nan"),
+        *(("temperature", value) for value in (-1.0, float("nan"), float("inf"))),
+        *(("top_k", value) for value in (-1, 2.5)),
+        *(("top_p", value) for value in (0.0, 1.5, float("nan"))),
     ],
 )
-def test_errors_name_the_value(wrong, value):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))}={value} must"):
-        Sampling(**wrong)
+def test_errors_name_the_value(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value} must"):
+        Sampling(**{field: value})
+
+
+def test_an_entropy_depends_on_its_row():
+    """Right to 1e-6, and the same bits alone and beside another row."""
+    rows = jax.nn.log_softmax(3 * jax.random.normal(jax.random.key(0), (2, 30_000)))
+    both, wide = jax.jit(smp.entropy)(rows), np.asarray(rows, np.float64)
+    np.testing.assert_allclose(both, -np.sum(np.exp(wide) * wide, axis=1), rtol=1e-6)
+    assert [jax.jit(smp.entropy)(row[None])[0] for row in rows] == [*both]
 
 
 def test_kinds():

@@ -183,12 +183,6 @@ def test_chi_square_is_that_of_scipy():
     assert distributions.chi_square({0: 7}, {0: 1.0}) == 1
 
 
-def test_entropies():
-    logits = np.array([[0.0, 0, 0, 0], [0, 1e3, 0, 0], [0, 0, -1e3, -1e3]], np.float32)
-    expected = [math.log(4), 0, math.log(2)]
-    np.testing.assert_allclose(distributions.entropies(logits), expected, atol=1e-6)
-
-
 def test_the_distribution_of_two_tokens(pair):
     """It sums to one; first tokens that end a row, or are not likely, stand alone."""
     case = Case(doctor.Plan(pair.target.name, pair.draft.name, TEXTS))
