@@ -137,62 +137,10 @@ def _smoothed(counts: Counts, add_k: float) -> Float[np.ndarray, " V"]:
     return weights / weights.sum()
 
 
-@pytree
-class Unigram(Drafter):
-    """Drafts from one distribution for every prefix."""
+class ByLast(Drafter):
+    """Base of drafters whose distribution depends on the last token at most."""
 
     free: ClassVar[bool] = True
-
-    logprobs: Float[Array, " V"]
-
-    @property
-    def vocab_size(self) -> int:
-        return self.logprobs.shape[0]
-
-    def start(self, inputs, buffer_len):
-        return (), ()
-
-    def begin(self, tokens, length, context, state, *, lags=True):
-        return self._for_all(length), state
-
-    def extend(self, token, position, context, state):
-        return self._for_all(token), state
-
-    def logits(self, hidden):
-        return hidden
-
-    def _for_all(self, rows: Int[Array, " B"]) -> Float[Array, "B V"]:
-        return jnp.broadcast_to(self.logprobs[None, :], (rows.shape[0], self.vocab_size))
-
-
-def unigram(counts: Counts, add_k: float = 1.0) -> Unigram:
-    """Make a unigram drafter with add-k smoothing: P(x) = (c(x) + k) / (N + kV), N = Σ c.
-
-    Raises:
-      ValueError: add_k ≤ 0.
-    """
-    return Unigram(jnp.asarray(np.log(_smoothed(counts, add_k)).astype(np.float32)))
-
-
-@pytree
-class Bigram(Drafter):
-    """Drafts from a distribution that depends on the last token.
-
-    A row of the table is computed on reading, from the pairs that were seen, so memory does not
-    grow with V². Logits are the logs of unnormalised weights.
-    """
-
-    free: ClassVar[bool] = True
-
-    prior: Float[Array, " V"]  # weight of each id after any other, > 0
-    offsets: Int[Array, " V+1"]  # as in `Counts`
-    ids: Int[Array, " N+W"]  # W more than there are pairs, so that a row can be read W wide
-    times: Float[Array, " N+W"]
-    most: int = dataclasses.field(metadata={"static": True})  # W: the most successors of one id
-
-    @property
-    def vocab_size(self) -> int:
-        return self.prior.shape[0]
 
     def start(self, inputs, buffer_len):
         return (), ()
@@ -207,6 +155,52 @@ class Bigram(Drafter):
         return hidden
 
     def _after(self, last: Int[Array, " B"]) -> Float[Array, "B V"]:
+        """Logits after `last`."""
+        raise NotImplementedError
+
+
+@pytree
+class Unigram(ByLast):
+    """Drafts from one distribution for every prefix."""
+
+    logprobs: Float[Array, " V"]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.logprobs.shape[0]
+
+    def _after(self, last):
+        return jnp.broadcast_to(self.logprobs[None, :], (last.shape[0], self.vocab_size))
+
+
+def unigram(counts: Counts, add_k: float = 1.0) -> Unigram:
+    """Make a unigram drafter with add-k smoothing: P(x) = (c(x) + k) / (N + kV), N = Σ c.
+
+    Raises:
+      ValueError: add_k ≤ 0.
+    """
+    return Unigram(jnp.asarray(np.log(_smoothed(counts, add_k)).astype(np.float32)))
+
+
+@pytree
+class Bigram(ByLast):
+    """Drafts from a distribution that depends on the last token.
+
+    A row of the table is computed on reading, from the pairs that were seen, so memory does not
+    grow with V². Logits are the logs of unnormalised weights.
+    """
+
+    prior: Float[Array, " V"]  # weight of each id after any other, > 0
+    offsets: Int[Array, " V+1"]  # as in `Counts`
+    ids: Int[Array, " N+W"]  # W more than there are pairs, so that a row can be read W wide
+    times: Float[Array, " N+W"]
+    most: int = dataclasses.field(metadata={"static": True})  # W: the most successors of one id
+
+    @property
+    def vocab_size(self) -> int:
+        return self.prior.shape[0]
+
+    def _after(self, last):
         """Logits after `last`: log(prior + count)."""
         first, past = self.offsets[last][:, None], self.offsets[last + 1][:, None]
         at = first + jnp.arange(self.most, dtype=jnp.int32)[None, :]

@@ -32,7 +32,6 @@ from specjax.measure.fit import (
     acceptance,
     fit,
     lengths_of,
-    passes,
     unit_times,
 )  # fmt: skip
 from specjax.measure.stopwatch import Stopwatch, Texts
@@ -97,7 +96,9 @@ def measure(
     counted = [np.hstack(counted)[:, : len(texts)]]  # without those that fill a batch
     counted += _counts(watch, made[middle], untimed, longest or watch.max_new_tokens)
     shares = acceptance(*np.hstack(counted))
-    widths = {name: passes(loop, rows) for name, loop in loops.items() if name not in passes_of}
+    widths = {
+        name: widths_of(loop, bucket(rows)) for name, loop in loops.items() if name not in passes_of
+    }
     steady = {name for name in widths if waits and loops[name].policy.fixed}
     return fit(widths, calls, *shares, passes_of=passes_of, steady=steady)
 
@@ -165,7 +166,7 @@ def _timed_loops(
     if not waits and longest.gamma_max > 1 and all(loop.policy.fixed for loop in loops.values()):
         add(name, 1, dataclasses.replace(longest, policy=constant(1)))
     for name, loop in loops.items():
-        policy, usual = loop.policy, lengths_of(passes(loop, batch_size))
+        policy, usual = loop.policy, lengths_of(widths_of(loop, bucket(batch_size)))
         if name in passes_of:
             policy, usual = Undecided() if policy.fixed else policy, [1, loop.gamma_max]
         if policy.fixed:

@@ -23,11 +23,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from specjax.batching import bucket
 from specjax.measure import doubts
-from specjax.passes import widths as widths_of
 from specjax.policies import Costs
-from specjax.speculative import Speculative
 
 CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", "draft"
 DECIDE, DECIDE_TOKEN = "decide", "decide on a token"  # by loop
@@ -74,11 +71,6 @@ def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float, 
     between = (FEW * TYPICAL + weight * correlation) / (FEW + weight)
     spread = np.sum(tested * (between * tested + 1 - between)) / total**2
     return float(alpha), float(between), float(np.sqrt(alpha * (1 - alpha) * spread))
-
-
-def passes(loop: Speculative, batch_size: int = 1) -> tuple[int, ...]:
-    """Widths of the verify passes that a loop of so many rows chooses from, ascending."""
-    return tuple(widths_of(loop, bucket(batch_size)))
 
 
 def lengths_of(widths: Sequence[int]) -> list[int]:

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from specjax import loop, speculative
+from specjax.audit.of_rules import tolerance
 from specjax.contracts import WrongPart
 from specjax.policies.base import Policy
 from specjax.pytrees import pytree
@@ -48,11 +49,6 @@ class Varying(Policy):
     def update(self, state, round_):
         new = (state * 3 + round_.accepted * 5 + round_.verified + 1) % 11
         return jnp.where(round_.active, new, state)
-
-
-def tolerance() -> float:
-    """The largest error of a probability that a check allows."""
-    return 1e-9 if jax.config.read("jax_enable_x64") else 1e-5
 
 
 def method_of(

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from specjax import sampling as smp
 from specjax.drafters.abilities import fork
 from specjax.drafters.base import Drafter, proposal
+from specjax.rounds import where_rows
 from specjax.sampling import Sampling
 from specjax.state import State, is_finite
 from specjax.trees.nodes import Nodes, taken
@@ -287,10 +288,6 @@ def state_at(levels: list[Level], path: Int[Array, "B D"], accepted: Int[Array, 
     for depth, one in enumerate(levels[1:], start=1):
         hit = (one.nodes == path[:, depth - 1, None]) & (depth <= accepted)[:, None]
         at = jnp.argmax(hit, axis=1, keepdims=True)
-        here = jnp.any(hit, axis=1)
-
-        def choose(old, new, here=here):
-            return jnp.where(here.reshape(-1, *(1,) * (old.ndim - 1)), new[:, 0], old)
-
-        found = jax.tree.map(choose, found, taken(one.states, at))
+        new = jax.tree.map(lambda x: x[:, 0], taken(one.states, at))
+        found = where_rows(jnp.any(hit, axis=1), new, found)
     return found
