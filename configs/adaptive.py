@@ -58,7 +58,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
         "head": {"threshold": 0.98},
     }
     config.only = ()  # these alone of the policies; (): all
-    config.shown = "lookahead"  # whose rounds are drawn, of one output, beside the best static γ's
+    config.shown = "lookahead"  # which has a table of its own
     config.timed_inputs = 24  # outputs differ more than repeats do
     config.alpha_inputs = 64  # over which α is measured, and whose outputs are replayed
     config.draws = 8  # replays of each output, where temperature is above 0
