@@ -13,7 +13,7 @@ from specjax.support import files
 # Okabe and Ito's colours, distinct for colour-blind readers too; without the pale yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7f7f7f")
 MARKERS = "osD^vP*X"
-ACCEPTED, REJECTED = COLOURS[0], COLOURS[5]
+ACCEPTED = COLOURS[0]
 PLAIN: dict[str, Any] = {"color": "0.4", "linewidth": 1, "linestyle": ":"}
 BEST_STATIC: dict[str, Any] = {"color": COLOURS[1], "linewidth": 1.4}
 ORACLE: dict[str, Any] = {"color": COLOURS[2], "linewidth": 1.2, "linestyle": "--"}

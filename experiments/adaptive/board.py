@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments.reproduce.pages import Section, number
+from experiments.reproduce.study import grouped
 from specjax.measure import provenance, report
 from specjax.measure.costing import POLICIES
 from specjax.policies import Costs
@@ -32,14 +33,8 @@ LEGEND = (
 
 def races(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows of each draft and temperature, the fastest first."""
-    keys = dict.fromkeys((row["draft"], row["temperature"]) for row in rows)
-    return [
-        sorted(
-            (row for row in rows if (row["draft"], row["temperature"]) == key),
-            key=lambda row: -row["speedup_decode"],
-        )
-        for key in keys
-    ]
+    each = grouped(rows, "draft", "temperature")
+    return [sorted(race, key=lambda row: -row["speedup_decode"]) for race in each]
 
 
 def still(race: Iterable[Row]) -> Row:

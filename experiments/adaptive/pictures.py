@@ -1,4 +1,4 @@
-"""Speedup of each race, and how long drafts were."""
+"""Speedup of each race."""
 
 import itertools
 import pathlib
@@ -33,12 +33,12 @@ def panels(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
 
 def draw_panels(found: Sequence[Sequence[Row]]) -> Figure:
     """Draw policies in the order of their means; the title counts what the best one reaches."""
-    methods = _methods(found, static=False)
 
     def mean(method):
         return np.mean([r["of_best"] for rows in found for r in rows if r["method"] == method])
 
-    methods.sort(key=mean)
+    names = {row["method"] for rows in found for row in rows if not row["static"]}
+    methods = sorted(sorted(names), key=mean)
     figure, grid = _grid(len(found), 2.1, 0.9 + 0.19 * len(methods), sharey=True)
     for axes, rows in zip(grid, found, strict=True):
         by, still = {row["method"]: row for row in rows}, board.still(rows)
@@ -65,8 +65,9 @@ def draw_panels(found: Sequence[Sequence[Row]]) -> Figure:
         ("oracle", plots.ORACLE),
     ]
     _legend(figure, [Line2D([], [], label=name, **style) for name, style in marks])
-    _label_below(grid, "speedup over plain (factor)")
-    _title(figure, levelled(found))
+    for axes in grid[-4:]:
+        axes.set_xlabel("speedup over plain (factor)", fontsize=9)
+    figure.suptitle(textwrap.fill(levelled(found), int(11 * figure.get_figwidth())), fontsize=10)
     return figure
 
 
@@ -89,17 +90,6 @@ def levelled(found: Sequence[Sequence[Row]]) -> str:
     )
 
 
-def _label_below(grid: np.ndarray, label: str) -> None:
-    """Label the axes of the last line of panels."""
-    for axes in grid[-4:]:
-        axes.set_xlabel(label, fontsize=9)
-
-
-def _title(figure: Figure, title: str) -> None:
-    """A title in lines that fit the figure."""
-    figure.suptitle(textwrap.fill(title, int(11 * figure.get_figwidth())), fontsize=10)
-
-
 def _legend(figure: Figure, handles: Sequence[Any]) -> None:
     """One legend for all panels, below them; its columns fit the figure."""
     widest = max(len(handle.get_label()) for handle in handles)
@@ -118,9 +108,3 @@ def _grid(count: int, width: float, height: float, **options: Any) -> tuple[Figu
     for axes in grid[count:]:
         axes.set_axis_off()
     return figure, grid[:count]
-
-
-def _methods(found: Sequence[Sequence[Row]], *, static: bool) -> list[str]:
-    """Names of the methods in any race: static γ in their order, policies by their name."""
-    names = {row["method"] for rows in found for row in rows if row["static"] == static}
-    return sorted(names, key=(lambda name: int(name.removeprefix("γ="))) if static else None)

@@ -37,18 +37,18 @@ def decoding(rows: Sequence[Row]) -> Section:
     columns: list[report.Column] = [
         ("case", named),
         ("loop", _loop),
-        ("ms/token", _ms),
+        ("ms/token", lambda r: _range(r, "ms")),
         ("tokens/s", lambda r: f"{r['tokens_per_s']:.0f}"),
         ("floor, ms", lambda r: number(r["floor_ms"])),
         ("ms/floor", lambda r: number(r["ms"] / r["floor_ms"])),
         ("with encoder, ms", lambda r: number(r["whole_ms"])),
-        ("transformers, ms", _peer),
+        ("transformers, ms", lambda r: _range(r, "peer_ms")),
         ("times it", lambda r: number(r.get("times_peer"))),
         ("α seen", lambda r: number(r["alpha_seen"] if _is_speculative(r) else None)),
-        ("τ", lambda r: _tau(r) if _is_speculative(r) else "–"),
+        ("τ", lambda r: _range(r, "tau") if _is_speculative(r) else "–"),
         ("τ expected", lambda r: _tau_expected(r) if _is_speculative(r) else "–"),
         ("keys", lambda r: str(r["keys"]) if _is_speculative(r) else "–"),
-        ("speedup", lambda r: _speedup(r) if _is_speculative(r) else "–"),
+        ("speedup", lambda r: _range(r, "speedup") if _is_speculative(r) else "–"),
         ("predicted", lambda r: number(r["predicted"] if _is_speculative(r) else None)),
         ("at α", lambda r: number(r["speedup_at_alpha"] if _is_speculative(r) else None)),
         ("c", lambda r: number(r.get("c") if _is_speculative(r) else None, 3)),
@@ -114,24 +114,16 @@ def _acceptance(row: Row) -> str:
     return "agreeing" if row["weights"] == "agreeing" else f"α={row['alpha']:g} forced"
 
 
-def _peer(line: Row) -> str:
-    if "peer_ms" not in line:
+def _range(row: Row, name: str) -> str:
+    """A median with its quartiles, where it has them; "–" where there is none."""
+    if name not in row:
         return "–"
-    return f"{line['peer_ms']:.2f} ({line['peer_ms_low']:.2f} to {line['peer_ms_high']:.2f})"
-
-
-def _tau(line: Row) -> str:
-    """With quartiles over keys, where there is more than one."""
-    spread = f" ({line['tau_low']:.2f} to {line['tau_high']:.2f})" if "tau_low" in line else ""
-    return f"{line['tau']:.2f}{spread}"
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    return f"{row[name]:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})")
 
 
 def _tau_expected(line: Row) -> str:
     return f"{line['tau_expected']:.2f} ± {line['tau_error']:.2f}"
-
-
-def _speedup(line: Row) -> str:
-    return f"{line['speedup']:.2f} ({line['speedup_low']:.2f} to {line['speedup_high']:.2f})"
 
 
 def silent(rows: Sequence[Row]) -> Section:
@@ -139,9 +131,9 @@ def silent(rows: Sequence[Row]) -> Section:
     columns: list[report.Column] = [
         ("case", named),
         ("T", lambda row: f"{row['temperature']:g}"),
-        ("plain, ms/token", lambda row: _ms(row["autoregressive"])),
-        ("drafting nothing, ms/token", lambda row: _ms(row["silent"])),
-        ("speedup", _speedup),
+        ("plain, ms/token", lambda row: _range(row["autoregressive"], "ms")),
+        ("drafting nothing, ms/token", lambda row: _range(row["silent"], "ms")),
+        ("speedup", lambda row: _range(row, "speedup")),
     ]
     return Section(
         "A loop that drafts nothing",
@@ -152,10 +144,6 @@ def silent(rows: Sequence[Row]) -> Section:
         "what plain decoding does, and more: above 1, beyond the noise, the baseline is slower "
         "than it could be, and every speedup too high. Medians and quartiles over repeats.",
     )
-
-
-def _ms(pace: Row) -> str:
-    return f"{pace['ms']:.2f} ({pace['ms_low']:.2f} to {pace['ms_high']:.2f})"
 
 
 def batches(config, rows: Sequence[Row]) -> Section:
@@ -182,7 +170,7 @@ def batches(config, rows: Sequence[Row]) -> Section:
         ("at α", lambda row: number(row["speedup_at_alpha"])),
         ("v", lambda row: number(row["v"])),
         ("c", lambda row: number(row["c"], 3)),
-        ("τ of the batch", _tau),
+        ("τ of the batch", lambda row: _range(row, "tau")),
         ("expected", _tau_expected),
         ("τ of a row", lambda row: number(row["tau_rows"])),
         ("τ in lockstep", lambda row: number(lockstep(row))),

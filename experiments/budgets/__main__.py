@@ -68,7 +68,7 @@ def main(config, workdir: pathlib.Path) -> None:
     study.check_chain(config, "experiments.budgets compares budgets for chains")
     on = Study(config, open_results(workdir, config))
     rows = fill(on)
-    sections = [section(some) for some in grouped(rows, "temperature", "times")]
+    sections = [section(some) for some in study.grouped(rows, "temperature", "times")]
     clocked = [row for row in rows if row.get("clock")]
     if clocked:
         sections.append(by_the_clock(clocked))
@@ -277,16 +277,10 @@ def by_clock(
 # --- what it says --------------------------------------------------------------------------------
 
 
-def grouped(rows: Sequence[Row], *names: str) -> list[list[Row]]:
-    """Rows with the same values of some fields, in their order."""
-    every = dict.fromkeys(tuple(row[name] for name in names) for row in rows)
-    return [[r for r in rows if tuple(r[name] for name in names) == one] for one in every]
-
-
 def section(rows: Sequence[Row]) -> Section:
     """A line for each batch size."""
     first = rows[0]
-    lines = [{row["method"]: row for row in some} for some in grouped(rows, "batch")]
+    lines = [{row["method"]: row for row in some} for some in study.grouped(rows, "batch")]
 
     def of(name: str):
         def cell(line):
@@ -362,7 +356,7 @@ def by_the_clock(rows: Sequence[Row]) -> Section:
 
 def draw_all(rows: Sequence[Row]) -> Figure:
     """A panel for each temperature and table of times."""
-    panels = grouped(rows, "times", "temperature")
+    panels = study.grouped(rows, "times", "temperature")
     across = len({row["temperature"] for row in rows})
     down = math.ceil(len(panels) / across)
     figure = Figure(figsize=(1.5 + 4 * across, 0.6 + 2.6 * down), layout="constrained")

@@ -26,10 +26,9 @@ from typing import Any
 
 import jax
 import optax
-from absl import flags
-from ml_collections import config_flags
 from tqdm import tqdm
 
+from experiments import command
 from experiments.reproduce.study import counts_in
 from experiments.tasks import python_source, trees
 from experiments.tasks.config import load_examples, not_held_out
@@ -69,9 +68,7 @@ WHAT = {
 }
 
 
-def main(_) -> None:
-    config = flags.FLAGS.config
-    workdir = command_line.make_workdir(flags.FLAGS.workdir)
+def main(config, workdir: pathlib.Path) -> None:
     check(workdir)
     card = measure(config)
     files.write_json(workdir / "card.json", card)
@@ -326,7 +323,4 @@ def alpha(card: dict[str, Any], name: str, temperature: str) -> str:
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "The family.", lock_config=True)
-    flags.DEFINE_string("workdir", None, "Where README.md and card.json go.")
-    flags.mark_flags_as_required(["config", "workdir"])
-    command_line.run(main, __doc__)
+    command.run(main, __doc__, "The family.")

@@ -19,10 +19,9 @@ from jaxtyping import Key
 from experiments import figure1
 from experiments.figure1 import TracedRound
 from specjax import loop
-from specjax.decoding import starting
 from specjax.decoding.outputs import text_of
-from specjax.decoding.texts import common_width
 from specjax.loop import Method
+from specjax.measure.stopwatch import Stopwatch
 from specjax.models.checkpoint import Checkpoint
 from specjax.state import State
 from specjax.support import memory_maps
@@ -76,11 +75,12 @@ def record(
       sources: token ids of each input, as `decoding.texts.tokenize` gives them.
       repeats: of each timing, of which the median counts; one more comes first, and compiles.
     """
-    prepare = _beginning(method, target, sources, max_new_tokens=max_new_tokens, key=key)
+    watch = Stopwatch(target, max_new_tokens, key)
     moments: list[Moment] = []
     now, tokens = 0.0, 0
     for index in range(len(sources)):
-        runs = [_timed(method, partial(prepare, index)) for _ in range(1 + repeats)][1:]
+        prepare = partial(watch.begin, method, sources, [index])
+        runs = [_timed(method, prepare) for _ in range(1 + repeats)][1:]
         start, whole = np.median([(start, whole) for start, whole, *_ in runs], axis=0)
         stepped = np.median([steps for *_, steps, _ in runs], axis=0)
         lasted = stepped * whole / stepped.sum()
@@ -99,27 +99,7 @@ def compile_(
     method: Method, target: Checkpoint, sources: Sequence[Sequence[int]], **options: Any
 ) -> None:
     """Compile all that `record` runs, by decoding the first input; for the options see there."""
-    _timed(method, partial(_beginning(method, target, sources, **options), 0))
-
-
-def _beginning(
-    method: Method,
-    target: Checkpoint,
-    sources: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    key: Key[Array, ""],
-) -> Callable[[int], tuple[Any, State]]:
-    """Return a function that encodes one input and begins, in the shapes of all inputs."""
-    width = common_width(sources)
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key, "rows": 1}
-
-    def prepare(index: int) -> tuple[Any, State]:
-        label = [(index, 0)]
-        begun = starting.prepare(method, target, [sources[index]], label, width=width, **options)
-        return jax.block_until_ready(begun)
-
-    return prepare
+    _timed(method, partial(Stopwatch(target, **options).begin, method, sources))
 
 
 def _timed(
@@ -127,11 +107,11 @@ def _timed(
 ) -> tuple[float, float, Sequence[float], Sequence[TracedRound]]:
     """Seconds of the start, of the whole loop and of each stepped round; and the rounds."""
     begin = time.perf_counter()
-    context, state = prepare()
+    context, state = jax.block_until_ready(prepare())
     started = time.perf_counter()
     jax.block_until_ready(loop.decode(method, context, state))
     whole = time.perf_counter() - started
-    context, state = prepare()
+    context, state = jax.block_until_ready(prepare())
     spent, rounds = zip(*figure1.steps(method, context, state), strict=True)
     return started - begin, whole, spent, rounds
 

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.chat import tables
+
 METRICS = ("bleu", "rouge", "exact")
 ROUGES = ("rouge1", "rouge2", "rougeLsum")
-DRAWS = 1000  # of a bootstrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +57,7 @@ def score(metric: str, outputs: Sequence[str], references: Sequence[str]) -> tup
       ValueError: no such metric, outputs and references that do not pair up, or no extra `data`.
     """
     figures = _figures(metric, outputs, references)
-    picks = _picks(len(outputs))
-    return tuple(
-        Score(f.name, f.of(f.rows.sum(0)), *_interval(_draws(f, picks)), f.signature)
-        for f in figures
-    )
+    return tuple(Score(f.name, *_interval(_draws(f)), f.signature) for f in figures)
 
 
 def agree(
@@ -75,16 +72,13 @@ def agree(
     Raises: as `score`.
     """
     _check(metric, others, outputs)
-    picks = _picks(len(outputs))
-    differences = []
-    for a, b in zip(
-        _figures(metric, outputs, references), _figures(metric, others, references), strict=True
-    ):
-        value = a.of(a.rows.sum(0)) - b.of(b.rows.sum(0))
-        interval = _interval(_draws(a, picks) - _draws(b, picks))
-        differences.append(Score(a.name, value, *interval, a.signature))
+    each = (_figures(metric, some, references) for some in (outputs, others))
+    differences = tuple(
+        Score(a.name, *_interval(_draws(a) - _draws(b)), a.signature)
+        for a, b in zip(*each, strict=True)
+    )
     same = [a == b for a, b in zip(outputs, others, strict=True)]
-    return Agreement(float(np.mean(same)), tuple(differences))
+    return Agreement(float(np.mean(same)), differences)
 
 
 # --- figures: functions of sums over inputs ----------------------------------------------------
@@ -154,20 +148,15 @@ def _mean(name: str, signature: str, values: Sequence[float]) -> _Figure:
 # --- the bootstrap -----------------------------------------------------------------------------
 
 
-def _picks(count: int) -> np.ndarray:
-    """(DRAWS, count): how often each input is drawn, always the same."""
-    rng = np.random.default_rng(0)
-    return rng.multinomial(count, np.full(count, 1 / count), size=DRAWS)
+def _draws(figure: _Figure) -> np.ndarray:
+    """The figure of all inputs, and of each resampled corpus."""
+    return np.array([figure.of(sums) for sums in tables.resamples(len(figure.rows)) @ figure.rows])
 
 
-def _draws(figure: _Figure, picks: np.ndarray) -> np.ndarray:
-    """(DRAWS,) the figure on each resampled corpus."""
-    return np.array([figure.of(sums) for sums in picks @ figure.rows])
-
-
-def _interval(draws: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return float(low), float(high)
+def _interval(draws: np.ndarray) -> tuple[float, float, float]:
+    """The figure, and the ends of its interval."""
+    low, high = np.quantile(draws[1:], [0.025, 0.975])
+    return float(draws[0]), float(low), float(high)
 
 
 # --- what can go wrong -------------------------------------------------------------------------

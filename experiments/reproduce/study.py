@@ -310,6 +310,12 @@ def rows_of(rows: Sequence[Mapping[str, Any]], cell: Mapping[str, Any]) -> list[
     return [dict(row) for row in rows if cell.items() <= row.items()]
 
 
+def grouped(rows: Sequence[dict[str, Any]], *names: str) -> list[list[dict[str, Any]]]:
+    """Rows with the same values of some fields, in their order."""
+    every = dict.fromkeys(tuple(row[name] for name in names) for row in rows)
+    return [[r for r in rows if tuple(r[name] for name in names) == one] for one in every]
+
+
 def keys(config, drafts: Sequence[str]) -> list[dict[str, Any]]:
     """A cell for each temperature and draft."""
     return [
