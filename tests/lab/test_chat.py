@@ -98,17 +98,15 @@ def test_groups_have_batches_of_like_questions(target, tmp_path, asked):
     assert ids == [[[81, 82]], [[323, 321], [322, 323]]]  # by length; the last is filled
     assert [batch.filled for group in made for batch in group.batches] == [0, 0, 1]
     alone = groups.grouped(fit, 1, 2)
-    assert [(group.kind, group.number, len(group.batches)) for group in alone] == [
-        ("conversation", 0, 2), ("qa", 0, 2), ("qa", 1, 1),
-    ]  # fmt: skip
+    found = [(group.kind, group.number, len(group.batches)) for group in alone]
+    assert found == [("conversation", 0, 2), ("qa", 0, 2), ("qa", 1, 1)]
 
 
 def test_widths_are_few():
     assert groups.widths(1600) == [128, 256, 512, 1024, 2048]
     assert groups.widths(150) == [192]
-    assert [groups.width_of(n, [128, 256]) for n in (1, 128, 129, 257, 600)] == [
-        128, 128, 256, 512, 1024,
-    ]  # fmt: skip
+    found = [groups.width_of(n, [128, 256]) for n in (1, 128, 129, 257, 600)]
+    assert found == [128, 128, 256, 512, 1024]
 
 
 def test_without_a_template_prompts_are_raw(directory):
@@ -224,9 +222,8 @@ def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
     if not dtype:
         assert every[-1]["same"] == 12
         assert "the same tokens" in outcome.stdout
-    assert re.search(
-        r"^conversation: .* is fastest.*\. Rounds of lookup, γ = 2: ", outcome.stdout, re.M
-    )
+    fastest = r"^conversation: .* is fastest.*\. Rounds of lookup, γ = 2: "
+    assert re.search(fastest, outcome.stdout, re.M)
     theirs = {
         name: files.read_rows(tmp_path / "spec_bench" / f"{name}-T0.jsonl")
         for name in ("plain-decoding", "lookup-gamma-2")
@@ -352,16 +349,13 @@ def test_counts_of_a_method():
     assert row["tested_per_token"] == pytest.approx(row["accepted"] + row["rejected"])
     assert row["speedup"].value == pytest.approx(3)
     assert np.isnan(row["speedup"].low)  # of a single input
-    assert row["over_best"] is None
-    assert row["prefill"] == 0.5
+    assert (row["over_best"], row["prefill"]) == (None, 0.5)
 
 
 def test_acceptance_by_position_has_intervals():
     rows = [plain_row(n) for n in range(40)]
-    accepted, rejected = (
-        {"lengths": (0, 0, 1), "tested": (1, 1)},
-        {"lengths": (3, 0, 0), "tested": (3, 0)},
-    )
+    accepted = {"lengths": (0, 0, 1), "tested": (1, 1)}
+    rejected = {"lengths": (3, 0, 0), "tested": (3, 0)}
     rows += [row_of("a", n, 1.0, gamma=2, **(accepted if n % 2 else rejected)) for n in range(40)]
     first, second = tables.acceptance(block_of(*rows).units["a"])
     assert first.value == pytest.approx(20 / 80)
@@ -412,6 +406,18 @@ def test_what_costs_predict():
     assert promised == pytest.approx(1.5 / (2 * 0.25 + 2))
 
 
+def test_policies_have_the_passes_that_were_timed(target):
+    """Those of two rows that no wider one undercuts; without widths one pass, at its own cost."""
+    drafts = {"lookup": drafters.load("lookup", target)}
+    of = SimpleNamespace(plain={}, target=target, drafts=drafts)
+    costs, seen = {"lookup": Costs(0.1, [1.0, 1.5, 1.25, 2.0])}, []
+    for widths in ((1, 2, 3), ()):
+        of.config = SimpleNamespace(gammas=(3,), policies=("goodput",), widths=widths)
+        made = chat.Bench.ways(of, 0.0, 2, costs)["lookup, goodput"].method
+        seen.append((made.passes, [*made.policy.costs.verify[:2]]))
+    assert seen == [((2, 6), [1.0, 1.5]), ((), [2.0, 2.0])]
+
+
 def test_the_reason_has_the_parts_of_a_round():
     """A round of the free draft takes v, and that of the other v + 2c, in steps of 1 s."""
     rows = [plain_row(n) for n in range(2)]
@@ -441,12 +447,9 @@ def test_groups_that_some_method_lacks_are_left_out():
 
 def test_the_picture_says_what_it_finds():
     """Rates of fewer than `MIN_TESTED` tokens are not drawn."""
-    rows = []
+    rows = [plain_row(0, kind=kind) for kind in ("qa", "rag")]
     for kind, lengths, tested in (("qa", (20, 20, 0), (40, 19)), ("rag", (0, 0, 20), (20, 20))):
-        rows += [
-            plain_row(0, kind=kind),
-            row_of("a", 0, 1.0, kind=kind, gamma=2, lengths=lengths, tested=tested),
-        ]
+        rows.append(row_of("a", 0, 1.0, kind=kind, gamma=2, lengths=lengths, tested=tested))
     block = block_of(*rows)
     panels = pictures.pictured([(block, tables.table(block))])
     assert pictures.finding(panels[0]) == (
@@ -548,9 +551,7 @@ def test_a_file_is_downloaded_once(source, small_files, tmp_path, monkeypatch):
 
 def test_after_half_a_download_it_begins_again(small_files, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub_of(OSError("half"), WHOLE))
-    with pytest.raises(
-        ValueError, match=r"\(ConnectionError: cut off\)\. Where there is a network"
-    ):
+    with pytest.raises(ValueError, match=r"\(ConnectionError: cut off\)\. Where there is a net"):
         fetch.file(REPOSITORY, tmp_path)
     assert not list(tmp_path.iterdir())
     left = tmp_path / f".{small_files[REPOSITORY].name}.part"  # of a process that was killed
@@ -572,9 +573,7 @@ def test_after_half_a_download_it_begins_again(small_files, tmp_path, monkeypatc
          r"\(ConnectionError: cut off\)\. .*`hf download .* --local-dir DIR`; .*files=DIR"),
     ],
 )  # fmt: skip
-def test_what_is_not_the_file_leaves_nothing(
-    source, pip, hub, said, small_files, tmp_path, monkeypatch
-):
+def test_another_file_leaves_nothing(source, pip, hub, said, small_files, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", pip)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub)
     with pytest.raises(ValueError, match=said) as raised:
