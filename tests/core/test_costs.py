@@ -409,8 +409,7 @@ def test_a_policy_decides_and_is_not_followed():
 def test_what_is_timed(pair, monkeypatch):
     """Calls of one token and of whole outputs, of every loop; each is the sum of its rounds. What
     was tested and accepted is counted by output."""
-    seen, told = [], []
-    inner = costing.acceptance
+    seen, told, inner = [], [], costing.acceptance
     monkeypatch.setattr(costing, "acceptance", lambda *given: told.append(given) or inner(*given))
     monkeypatch.setattr(costing, "fit", lambda *given, **options: seen.append((*given, options)))
     texts = tokenize(pair.target, TEXTS[:3])
@@ -422,7 +421,7 @@ def test_what_is_timed(pair, monkeypatch):
         plain=build(pair, None), untimed=texts[2:], refusals=True,
     )  # fmt: skip
     ((widths, found, *shares, options),) = seen
-    assert widths == {"policies": (1, 4), "γ=2": (3,)}
+    assert widths == {"policies": [1, 4], "γ=2": [3]}
     assert options == {"passes_of": {"svip": "policies"}, "steady": set()}
     works = [work for work, _ in found]
     outputs = generate(pair.target, None, TEXTS[:2], max_new_tokens=12).emitted.tolist()

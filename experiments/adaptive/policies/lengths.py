@@ -1,7 +1,6 @@
 """GammaTune and the tiers of SGLang, by average numbers of accepted tokens; first descent; and
 lengths that are set beforehand."""
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -138,20 +137,18 @@ class Given(Policy):
 
 @pytree
 class Reading(Given):
-    """The same, with a number of each `Observation` that decides nothing."""
-
-    reads: str = dataclasses.field(metadata={"static": True})
+    """The same, with an entropy for each token that decides nothing."""
 
     def keep_drafting(self, state, seen):
-        return state, seen.drafting & (getattr(seen, self.reads) > -1)
+        return state, seen.drafting & (seen.entropy > -1)
 
 
 def given(lengths: Sequence[int], reads: str = "") -> Given:
-    """Make a policy of lengths that repeat; reads: "top1" or "entropy", at their cost; "": none."""
+    """Make a policy of lengths that repeat; reads: "entropy", at its cost, or "": nothing."""
     each = jnp.int32([whole("lengths", one, "[0, ∞)") for one in listed("lengths", lengths)])
-    if reads not in ("", "top1", "entropy"):
-        raise ValueError(f"reads={reads!r} must be 'top1', 'entropy' or ''.")
-    return Reading(each, reads) if reads else Given(each)
+    if reads not in ("", "entropy"):
+        raise ValueError(f"reads={reads!r} must be 'entropy' or ''.")
+    return Reading(each) if reads else Given(each)
 
 
 BINS = 8
