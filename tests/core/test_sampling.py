@@ -82,14 +82,10 @@ def test_argmax_is_the_first_of_equals():
     np.testing.assert_array_equal(onehot, np.eye(9)[expected])
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *(("temperature", value) for value in (-1.0, float("nan"), float("inf"))),
-        *(("top_k", value) for value in (-1, 2.5)),
-        *(("top_p", value) for value in (0.0, 1.5, float("nan"))),
-    ],
-)
+WRONG = {"temperature": (-1.0, np.nan, np.inf), "top_k": (-1, 2.5), "top_p": (0.0, 1.5, np.nan)}
+
+
+@pytest.mark.parametrize(("field", "value"), [(f, x) for f, some in WRONG.items() for x in some])
 def test_errors_name_the_value(field, value):
     with pytest.raises(ValueError, match=f"{field}={value} must"):
         Sampling(**{field: value})

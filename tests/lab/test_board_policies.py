@@ -87,6 +87,10 @@ def test_errors(name, settings, message):
         policies.parse(board.path(name), **settings)
 
 
+def test_given_lengths_may_read_an_entropy():
+    assert not POLICIES["given"].keep_drafting((), seen_of([np.nan, 1.0]))[1].any()
+
+
 def test_first_descent():
     """Costs 1, 1.3, 1.6. Tokens of high belief were accepted 6 of 6 times, others never of 2.
 

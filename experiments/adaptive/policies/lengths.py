@@ -121,7 +121,7 @@ def average(
 
 @pytree
 class Given(Policy):
-    """Drafts these lengths in turn: what a loop takes beside decisions."""
+    """Drafts these lengths in turn, whatever is seen; so a loop is timed without decisions."""
 
     lengths: Int[Array, " N"]
 
@@ -137,14 +137,14 @@ class Given(Policy):
 
 @pytree
 class Reading(Given):
-    """The same, with an entropy for each token that decides nothing."""
+    """Drafts them too, and computes an entropy for each token, which decides nothing."""
 
     def keep_drafting(self, state, seen):
         return state, seen.drafting & (seen.entropy > -1)
 
 
 def given(lengths: Sequence[int], reads: str = "") -> Given:
-    """Make a policy of lengths that repeat; reads: "entropy", at its cost, or "": nothing."""
+    """Make a policy of lengths that repeat; reads: "entropy", which takes time, or ""."""
     each = jnp.int32([whole("lengths", one, "[0, ∞)") for one in listed("lengths", lengths)])
     if reads not in ("", "entropy"):
         raise ValueError(f"reads={reads!r} must be 'entropy' or ''.")
